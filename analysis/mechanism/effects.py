@@ -5,7 +5,7 @@ measure_components  the clean output of one mixer or state transform at some pos
 edit                edges of a mixer's matrix blocked, or its values exchanged
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
@@ -15,15 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Words
+from analysis.base import Finding, Table
+from analysis.figures import Axis, Colors, Dots, Map, Pairs, heat, pairs
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.links import IN_PLACE, Offsets
 from analysis.mechanism.couples import Couples, compute_answers, compute_margins, estimate_share
-from analysis.plots.lines import name_lines
-from analysis.plots.style import MUTED, make_whiskers, new_figure
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
-from analysis.words import capitalize, join_names, name_place, percent
+from analysis.words import name_place, percent
 from lab.hooks import HookPoint
 from lab.layers.mixer import MatrixMixer
 from lab.models import LanguageModel
@@ -32,10 +31,7 @@ SITES = ("key", "value", "query", "elsewhere", "placebo")
 """Where the residual stream is restored."""
 COMPONENT_SITES = ("key", "value", "query", "placebo")
 """Where a component's output is restored."""
-SITE_NAMES: dict[str, str] = dict(
-    zip(SITES, ("keys", "values", "queries", "all else", "as many others"), strict=True)
-)
-"""Names of the sites in sentences."""
+SITE_NAMES = dict(zip(SITES, ("keys", "values", "queries", "all else", "placebo"), strict=True))
 POINTS = {"mixer": "hook_attn_out", "transform": "hook_mlp_out"}
 """Hook points of what each component of a block adds to the residual stream."""
 ARMS = ("query → value", "value → key", "values exchanged")
@@ -51,9 +47,8 @@ MATRIX_ENTRIES = 2**26
 FEWEST_ROWS = 4
 CARRIES = 1 / 3
 """A component carries the answer if it surely restores more than this share."""
-ROW = 26
-"""Height of one line of the figure in pixels."""
-COLUMNS = ("keys", "values", "queries", "placebo")
+MOST = 6
+"""Maximum number of components in the table."""
 
 
 @dataclass(frozen=True)
@@ -218,110 +213,57 @@ class Components(Finding):
     n_layers: int
     offsets: Offsets = IN_PLACE
 
-    def describe(self) -> Words:
-        """Name the components that surely carry the answer, or the one that comes closest."""
-        title = f"Which component carries the answer, {self.queries} queries of {self.rows} rows"
+    title = "Which component carries the answer"
+    reading = (
+        "Corrupt rows are clean rows in which pairs exchanged keys. In each cell, what one mixer "
+        "or state transform adds to the residual stream at one kind of position is replaced by "
+        "what it adds in the clean row. At 0 the answer stays the corrupt row's; at 1 it is the "
+        "clean row's again. Bold: the 95 % interval over rows excludes 0. Placebo: as many random "
+        "other positions. If components work in a chain, each link appears here by itself."
+    )
 
-        def describe_share(n: int, s: int) -> str:
-            low, high = self.interval[n, s]
-            return (
-                f"layer {self.layers[n]}'s {self.components[n]} at "
-                f"{self._name_site(s)} {format_share(self.share[n, s])} "
-                f"({format_share(low)} to {format_share(high)}; placebo "
-                f"{format_share(self.share[n, -1])})"
-            )
-
+    @property
+    def says(self) -> str:
+        """How many places of components surely carry the answer, and the one that carries most."""
         carriers = find_carriers(self)
-        if carriers:
-            parts = "; ".join(describe_share(n, s) for n, s in carriers[:4])
-            says = f"Components that restore more than a third of the answer alone: {parts}"
-            says += f"; and {len(carriers) - 4} more." if len(carriers) > 4 else "."
-        else:
-            real = np.nan_to_num(self.share[:, :-1], nan=-np.inf)
-            n, s = np.unravel_index(int(real.argmax()), real.shape)
-            most = describe_share(int(n), int(s))
-            says = f"No single component surely restores a third of the answer; at most, {most}."
-        reading = (
-            "Corrupt rows are clean rows in which pairs exchanged keys. In each cell, what one "
-            "mixer or state transform adds to the residual stream at one kind of position is "
-            "replaced by what it adds in the clean row. At 0 the answer stays the corrupt row's; "
-            "at 1 it is the clean row's again. Bold: the 95 % interval over rows excludes 0. "
-            "Placebo: as many random other positions. If components work in a chain, each link "
-            "appears here by itself."
-        )
-        reading += self.offsets.explain()
-        if len(set(self.layers.tolist())) < self.n_layers:
-            reading += f" Some of the {self.n_layers} layers are left out."
-        alt = f"Heat map of restored share by component and site. {says}"
-        return Words(title, says, reading, alt, gist=self._name_carriers(carriers))
-
-    def _name_site(self, s: int) -> str:
-        """Name a site, "the keys" or another."""
-        site = COMPONENT_SITES[s]
-        return name_place(
-            self.offsets.gathered if site == "value" else 0, f"the {SITE_NAMES[site]}"
+        shares = np.nan_to_num(self.share[:, :-1], nan=-np.inf)
+        n, s = [*carriers, divmod(int(shares.argmax()), shares.shape[1])][0]
+        return (
+            f"Surely more than a third of the answer is restored by {len(carriers)} of "
+            f"{shares.size} components and positions, tried one at a time; the most "
+            f"by {self._name(n, s)}, {format_known(self.share[n, s])} "
+            f"({format_ends(self.interval[n, s])}; placebo {format_known(self.share[n, -1])})."
         )
 
-    def _name_carriers(self, carriers: Sequence[tuple[int, int]]) -> str:
-        """Say in one sentence which components restore the answer alone; nothing without any."""
-        if not carriers:
-            return ""
-        names = [
-            f"layer {self.layers[n]}'s {self.components[n]} at {self._name_site(s)}"
-            for n, s in carriers[:4]
-        ]
-        more = f", and {len(carriers) - 4} more" if len(carriers) > 4 else ""
-        verb = "each restore" if len(carriers) > 1 else "restores"
-        said = f"{join_names(names)}{more} {verb} more than a third of the answer alone."
-        return capitalize(said)
+    def numbers(self) -> Table | None:
+        """Return the components that surely carry the answer, the largest share first."""
+        rows = tuple(
+            (
+                self._name(n, s),
+                format_known(self.share[n, s]),
+                format_ends(self.interval[n, s]),
+                format_known(self.share[n, -1]),
+            )
+            for n, s in find_carriers(self)[:MOST]
+        )
+        return Table(("restored by", "share", "95 % interval", "placebo"), rows) if rows else None
 
-    def draw(self) -> go.Figure:
+    def _name(self, n: int, s: int) -> str:
+        """Name a component and a kind of position."""
+        site = SITE_NAMES[COMPONENT_SITES[s]]
+        place = name_place(self.offsets.gathered if site == "values" else 0, f"the {site}")
+        return f"layer {self.layers[n]}'s {self.components[n]} at {place}"
+
+    def figure(self) -> go.Figure:
         """Draw the restored shares as colours, and as numbers."""
-        names = [
-            f"{layer} · {kind}" for layer, kind in zip(self.layers, self.components, strict=True)
-        ]
-        fig = new_figure(height=64 + ROW * max(3, len(names)) + 92)
-        fig.add_heatmap(
-            x=COLUMNS,
-            y0=0,
-            dy=1,
-            z=self.share.astype(np.float32),
-            text=_format_numbers(self),
-            texttemplate="%{text}",
-            customdata=[[name] * len(COLUMNS) for name in names],
-            coloraxis="coloraxis",
-            xgap=2,
-            ygap=2,
-            hovertemplate="layer %{customdata} at the %{x}: %{text}<extra></extra>",
-        )
-        fig.update_layout(
-            coloraxis={
-                "cmin": -1,
-                "cmax": 1,
-                "colorbar": {
-                    "tickvals": [-1, -0.5, 0, 0.5, 1],
-                },
-            },
-        )
-        fig.add_annotation(
-            text="answer restored, share of the margin",
-            x=0.5,
-            xref="paper",
-            y=0,
-            yref="paper",
-            yshift=-26,
-        )
-        fig.update_xaxes(side="top", showgrid=False, ticks="")
-        fig.update_yaxes(
-            range=[len(names) - 0.5, -0.5],
-            tickvals=list(range(len(names))),
-            ticktext=names,
-            showgrid=False,
-            ticks="",
-            title_text="layer",
-            automargin="left",
-        )
-        return fig.update_layout(margin={"t": 72, "b": 84})
+        names = [f"{i} · {kind}" for i, kind in zip(self.layers, self.components, strict=True)]
+        low, high = self.interval[..., 0], self.interval[..., 1]
+        texts = np.vectorize(format_share, otypes=[object])(self.share)
+        texts = np.where((low > 0) | (high < 0), "<b>" + texts + "</b>", texts)
+        columns = [SITE_NAMES[site] for site in COMPONENT_SITES]
+        shown = Map(self.share, names, columns, texts=texts.tolist())
+        colors = Colors("answer restored, share of the margin", ends=(-1, 1))
+        return heat([shown], colors, Axis(), Axis("layer"))
 
 
 def measure_components(
@@ -367,19 +309,6 @@ def find_carriers(found: Components) -> list[tuple[int, int]]:
     return [(int(n), int(s)) for n, s in pairs if sure[n, s]]
 
 
-def _format_numbers(found: Components) -> list[list[str]]:
-    """Format the shares with two digits, in bold where the interval excludes 0."""
-    low, high = found.interval[..., 0], found.interval[..., 1]
-    sure = (low > 0) | (high < 0)
-    return [
-        [
-            f"<b>{value:.2f}</b>" if bold else f"{value:.2f}"
-            for value, bold in zip(*row, strict=True)
-        ]
-        for row in zip(found.share.round(2) + 0.0, sure, strict=True)
-    ]
-
-
 @dataclass(frozen=True)
 class Edited(Finding):
     """What is left of the margin on the clean rows after an edit of one layer's mixer.
@@ -416,79 +345,71 @@ class Edited(Finding):
     rows: int
     offsets: Offsets = IN_PLACE
 
-    def describe(self) -> Words:
-        """Say in which layer each edit surely leaves less of the margin than its placebo."""
-        title = f"What is left of recall when a mixer is edited, {self.rows} rows"
-        parts = []
-        for arm in range(2):
-            # The layer with the least was chosen afterwards: it is named if its interval ends
-            # below its placebo's.
-            sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
-            i = int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin())
-            share, placebo = self.left[arm, i], self.placebo[arm, i]
-            edge = self._name_edge(arm, int(self.layers[i]))
-            left = f"{format_share(share)} of the margin (placebo {format_share(placebo)})"
-            parts.append(
-                f"blocking {edge} surely leaves less than the placebo in layer "
-                f"{self.layers[i]}, {left}"
-                if sure.any()
-                else f"in no layer does blocking {edge} surely leave less than the placebo: "
-                f"at least {left}"
-            )
+    title = "What is left of recall when a mixer is edited"
+    reading = (
+        "At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it "
+        "answers the other value. Crosses are placebos: an edge to a random earlier position, or "
+        "two exchanged positions that belong to no pair. Bars are 95 % intervals over rows."
+    )
+
+    @property
+    def says(self) -> str:
+        """In which layer each edit surely leaves less of the margin than its placebo."""
+        read, written, exchanged = map(self._name_layer, range(3))
         i = int(self.followed.argmax())
-        followed, placebo = (
-            percent(float(shares[i])) for shares in (self.followed, self.placebo_followed)
+        moved, placebo = percent(self.followed[i]), percent(self.placebo_followed[i])
+        return (
+            "Surely less of the answer than with the placebo is left by blocking query → value in "
+            f"{read}, by blocking value → key in {written}, and by exchanging two values in "
+            f"{exchanged}; the exchange moves {moved} of answers in layer {self.layers[i]} "
+            f"(placebo {placebo})."
         )
-        parts.append(
-            f"exchanging {name_place(self.offsets.get(int(self.layers[i]))[0], 'two values')} "
-            f"moves {followed} of answers with them in layer "
-            f"{self.layers[i]} (placebo {placebo})"
-        )
-        says = f"{'. '.join(map(capitalize, parts))}."
-        reading = (
-            "At 1 the edit has no effect; at ½ the model cannot tell the two values apart; at 0 it "
-            "answers the other value. Crosses are placebos: an edge to a random earlier position, "
-            "or two exchanged positions that belong to no pair. Bars are 95 % intervals over rows."
-        )
-        reading += self.offsets.explain()
-        return Words(title, says, reading, f"Dots of what is left, by layer and edit. {says}")
 
-    def _name_edge(self, arm: int, layer: int) -> str:
-        """Name the edge that an arm blocks in a layer."""
-        offset = self.offsets.get(layer)[arm]
-        return ARMS[arm].replace("value", name_place(offset, "the value") if offset else "value")
+    def numbers(self) -> Table:
+        """Return what each edit leaves in the layer where it leaves least."""
+        rows = []
+        for arm, name in enumerate(ARMS):
+            i = self._find_least(arm)
+            layer = int(self.layers[i])
+            offset = self.offsets.get(layer)[1 if arm == 1 else 0]
+            rows.append(
+                (
+                    name.replace("value", name_place(offset, "the value"), 1) if offset else name,
+                    str(layer),
+                    format_known(self.left[arm, i]),
+                    format_ends(self.interval[arm, i]),
+                    format_known(self.placebo[arm, i]),
+                )
+            )
+        return Table(("edit", "layer", "left", "95 % interval", "placebo"), tuple(rows))
 
-    def draw(self) -> go.Figure:
+    def _find_sure(self, arm: int) -> Bool[np.ndarray, " n"]:
+        """Whether an edit leaves less than its placebo, so that their intervals do not meet."""
+        return self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
+
+    def _find_least(self, arm: int) -> int:
+        """Return where an edit leaves least, among the layers where that is sure if there are any.
+
+        The layer with the least was chosen afterwards.
+        """
+        sure = self._find_sure(arm)
+        return int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin())
+
+    def _name_layer(self, arm: int) -> str:
+        i = self._find_least(arm)
+        share = format_known(self.left[arm, i])
+        return f"layer {self.layers[i]} ({share})" if self._find_sure(arm).any() else "no layer"
+
+    def figure(self) -> go.Figure:
         """Draw one line per layer, with a dot for each edit and a cross for its placebo."""
-        fig = new_figure(height=150 + 60 * max(2, len(self.layers)))
-        for arm, symbol in enumerate(("circle", "square", "diamond")):
-            height = np.arange(len(self.layers)) + 0.26 * (arm - 1)
-            fig.add_scatter(
-                x=self.left[arm],
-                y=height,
-                mode="markers",
-                marker={"symbol": symbol, "size": 9},
-                error_x=make_whiskers(self.left[arm], self.interval[arm], 1.2, 4),
-                name=ARMS[arm] if arm == 2 else f"{ARMS[arm]} blocked",
-                hovertemplate=f"{ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
-            )
-            fig.add_scatter(
-                x=self.placebo[arm],
-                y=height,
-                mode="markers",
-                marker={"symbol": "x-thin-open", "size": 8, "color": MUTED, "line_width": 1.5},
-                error_x={
-                    **make_whiskers(self.placebo[arm], self.placebo_interval[arm], 1.2, 4),
-                    "color": MUTED,
-                },
-                name="placebo",
-                showlegend=arm == 0,
-                legendrank=2000,
-                hovertemplate=f"placebo of {ARMS[arm]}: %{{x:.2f}} left<extra></extra>",
-            )
-        fig.update_xaxes(title_text="what is left, share of the margin")
-        name_lines(fig, [f"layer {layer}" for layer in self.layers])
-        return fig.update_layout(margin_t=96)
+        dots = []
+        for arm, name in enumerate((*(f"{edge} blocked" for edge in ARMS[:2]), ARMS[2])):
+            dots += [
+                Dots(name, self.left[arm], self.interval[arm]),
+                Dots("placebo", self.placebo[arm], self.placebo_interval[arm], "placebo"),
+            ]
+        axis = Axis("what is left, share of the margin")
+        return pairs([f"layer {layer}" for layer in self.layers], Pairs(dots, axis))
 
 
 def edit(
@@ -601,3 +522,15 @@ def _draw_positions(
 def format_share(value: float) -> str:
     """Format a share with two digits, never as −0.00."""
     return f"{round(value, 2) + 0.0:.2f}"
+
+
+def format_known(value: float, form: Callable[[float], str] = format_share) -> str:
+    """Format a share, unless it is unknown."""
+    return "unknown" if np.isnan(value) else form(float(value))
+
+
+def format_ends(
+    ends: Sequence[float] | Float[np.ndarray, "2"], form: Callable[[float], str] = format_share
+) -> str:
+    """Format the ends of an interval, unless they are unknown."""
+    return " to ".join(form(float(end)) for end in ends) if np.isfinite(ends).all() else "unknown"

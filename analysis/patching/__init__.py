@@ -4,7 +4,7 @@ All take the tokens of a clean and a corrupt row [b t] (or several, patched alik
 the logits [b t v], as in TransformerLens.
 """
 
-from analysis.patching.edge_effects import EdgeEffects as EdgeEffects
+from analysis.patching.edges import EdgeEffects as EdgeEffects
 from analysis.patching.edges import attribute_edges as attribute_edges
 from analysis.patching.edges import patch_edges as patch_edges
 from analysis.patching.sweeps import PatchSweep as PatchSweep

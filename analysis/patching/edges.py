@@ -1,20 +1,92 @@
 """Which edges between heads and MLPs matter: patched one by one, or estimated from gradients."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from analysis.base import Finding, Table
+from analysis.figures import Axis, Colors, Map, heat
 from analysis.interventions.points import get_language_model
-from analysis.patching.edge_effects import EdgeEffects
-from analysis.patching.receivers import Receiver, list_receivers
 from analysis.patching.sweeps import Metric, check_pair, compute_metric
+from analysis.plain import figure_only
 from lab.hooks import HookPoint, hooks, run_with_cache
+from lab.layers.mixer import SplitInputMixer
 from lab.models import LanguageModel
 from lab.models.activation_cache import ActivationCache
 from lab.models.head_results import split_heads
+from lab.models.user_mixer import is_from_lab
+
+
+@dataclass(frozen=True)
+class EdgeEffects(Finding):
+    """How the metric of the clean run changes when one edge carries the corrupt run's tensor.
+
+    An edge leads from a sender, which adds to the residual stream, to a receiver, which reads it.
+    Senders: "embed", the heads "L0H1" and the state transforms "M0". Receivers: the queries, keys
+    and values of attention heads, "L1H0.k"; other mixers as a whole, "L1"; "M1"; and "logits".
+
+    Attributes:
+        senders: their names, in the order of the forward pass.
+        receivers: theirs.
+        effect: metric with the edge patched − clean metric, or an estimate; NaN where the receiver
+            comes before the sender.
+        clean: the metric of the clean run.
+        corrupt: the metric of the corrupt run.
+        method: how the effects were found.
+    """
+
+    senders: tuple[str, ...]
+    receivers: tuple[str, ...]
+    effect: Float[np.ndarray, "n m"]
+    clean: float
+    corrupt: float
+    method: str = figure_only()
+
+    def list_strongest(self, count: int = 10) -> list[tuple[str, str, float]]:
+        """Return (sender, receiver, effect) of the edges whose effects are largest in size."""
+        order = np.argsort(-np.nan_to_num(np.abs(self.effect), nan=-1.0), axis=None)
+        order = order[: min(count, int(np.isfinite(self.effect).sum()))]
+        places = zip(*np.unravel_index(order, self.effect.shape), strict=True)
+        return [(self.senders[i], self.receivers[j], float(self.effect[i, j])) for i, j in places]
+
+    title = "Effects of edges"
+    reading = (
+        "A row for each sender, a column for each receiver: the change of the clean run's metric "
+        "when this edge alone carries the corrupt run's tensor."
+    )
+
+    @property
+    def says(self) -> str:
+        """The strongest edge."""
+        edges, [(sender, receiver, effect)] = np.isfinite(self.effect).sum(), self.list_strongest(1)
+        differ = f"the two runs differ by {self.corrupt - self.clean:.3g}"
+        if not effect:
+            return f"None of {edges} edges, {self.method}, changes the metric, where {differ}."
+        return (
+            f"Of {edges} edges, {self.method}, {sender} → {receiver} changes the metric most: by "
+            f"{effect:.3g}, where {differ}."
+        )
+
+    def numbers(self) -> Table:
+        """Return the strongest edges."""
+        rows = [(a, b, f"{effect:.3g}") for a, b, effect in self.list_strongest(8)]
+        return Table(("sender", "receiver", "effect"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw senders against receivers, the first sender on top."""
+        bound = float(np.nanmax(np.abs(self.effect))) or 1.0
+        notes = [
+            [f"{sender} → {receiver}" for receiver in self.receivers] for sender in self.senders
+        ]
+        shown = Map(self.effect, self.senders, self.receivers, notes=notes)
+        colors = Colors("effect on the metric", ends=(-bound, bound))
+        fig = heat([shown], colors, Axis("receiver"), Axis("sender"), row=22)
+        return fig.update_layout(title_text=self.title)
 
 
 def attribute_edges(
@@ -49,23 +121,22 @@ def attribute_edges(
     """
     if steps is not None and steps < 1:
         raise ValueError(f"{steps=}: must be ≥ 1")
-    inner, runs = _run_both(model, clean, corrupt)
-    receivers = list_receivers(inner, runs[0])
-    senders = _list_changes(*runs)
     shares = [0.0] if steps is None else [(i + 0.5) / steps for i in range(steps)]
-    effect = np.full((len(senders), len(receivers)), np.nan)
+    runs = _Runs.of(model, clean, corrupt, metric)
+    effect, changes = (
+        runs.new_effects(),
+        torch.stack([change for _, change in runs.senders.values()]),
+    )
     with torch.enable_grad():
         for share in shares:
-            x = torch.lerp(runs[0]["embed"], runs[1]["embed"], share)
-            for j, gradient in enumerate(_compute_gradients(inner, clean, x, metric, receivers)):
-                for i, (order, change) in enumerate(senders.values()):
-                    if order < receivers[j].order:
-                        part = float((change * gradient).sum()) / len(shares)
-                        effect[i, j] = np.nan_to_num(effect[i, j]) + part
+            x = torch.lerp(runs.clean["embed"], runs.corrupt["embed"], share)
+            for j, gradient in enumerate(_compute_gradients(runs, clean, x, metric)):
+                sums = (changes * gradient).flatten(1).sum(1)
+                effect[:, j] += sums.double().cpu().numpy() / len(shares)
     method = "estimated from the gradient at the clean run"
     if steps is not None:
         method = f"estimated from gradients at {steps} inputs between the runs"
-    return _collect(inner, clean, corrupt, metric, senders, receivers, effect, method)
+    return runs.collect(effect, method)
 
 
 @torch.no_grad()
@@ -86,50 +157,113 @@ def patch_edges(
     Raises:
         ValueError: for tokens of different shapes, or a metric that is not one number.
     """
-    inner, runs = _run_both(model, clean, corrupt)
-    receivers = list_receivers(inner, runs[0])
-    senders = _list_changes(*runs)
-    effect = np.full((len(senders), len(receivers)), np.nan)
-    before = compute_metric(metric, inner(clean))
-    for i, (order, change) in enumerate(senders.values()):
-        for j, receiver in enumerate(receivers):
-            if order < receiver.order:
-                effect[i, j] = _patch_edge(inner, clean, runs[0], receiver, change, metric) - before
-    return _collect(
-        inner, clean, corrupt, metric, senders, receivers, effect, "measured edge by edge"
-    )
+    runs = _Runs.of(model, clean, corrupt, metric)
+    effect, changes = runs.new_effects(), [change for _, change in runs.senders.values()]
+    for i, j in np.argwhere(np.isfinite(effect)):
+        effect[i, j] = _patch_edge(runs, clean, runs.receivers[j], changes[i], metric)
+    return runs.collect(effect - runs.metrics[0], "measured edge by edge")
 
 
-@torch.no_grad()
-def _run_both(
-    model: nn.Module, clean: Int[Tensor, "b t"], corrupt: Int[Tensor, "b t"]
-) -> tuple[LanguageModel, tuple[ActivationCache, ActivationCache]]:
-    check_pair(clean, corrupt)
-    inner = get_language_model(model)
-    return inner, (inner.run_with_cache(clean)[1], inner.run_with_cache(corrupt)[1])
+@dataclass(frozen=True)
+class _Receiver:
+    """What reads the residual stream.
+
+    Attributes:
+        name: as in `EdgeEffects`.
+        order: how many halves of blocks come before it.
+        residual: the point of the residual stream that it reads.
+        point: the point of what it makes of it; None for the logits.
+        head: index along the axis h of the point; None: all of it.
+    """
+
+    name: str
+    order: int
+    residual: str
+    point: str | None
+    head: int | None = None
 
 
-def _list_changes(
-    clean: ActivationCache, corrupt: ActivationCache
-) -> dict[str, tuple[int, Float[Tensor, "b t d"]]]:
-    """Return each sender's place in the forward pass, and its corrupt minus its clean output."""
-    found = {"embed": (0, corrupt["embed"] - clean["embed"])}
-    for layer, block in enumerate(clean.model.blocks):
-        if block.mixer is not None:
-            ours, theirs = split_heads(clean, layer), split_heads(corrupt, layer)
-            found |= {name: (2 * layer + 1, theirs[name] - ours[name]) for name in ours}
-        if block.mlp is not None:
-            change = corrupt["mlp_out", layer] - clean["mlp_out", layer]
-            found[f"M{layer}"] = 2 * layer + 2, change
-    return found
+@dataclass(frozen=True)
+class _Runs:
+    """A clean and a corrupt run, and what sends to and reads from the residual stream.
+
+    Attributes:
+        model: the language model.
+        clean: what passed its points in the clean run.
+        corrupt: in the corrupt one.
+        metrics: of both.
+        senders: by name, how many halves of blocks come before each, and its corrupt minus its
+            clean output [b t d].
+        receivers: in the order of the forward pass.
+    """
+
+    model: LanguageModel
+    clean: ActivationCache
+    corrupt: ActivationCache
+    metrics: tuple[float, float]
+    senders: dict[str, tuple[int, Float[Tensor, "b t d"]]]
+    receivers: list[_Receiver]
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        model: nn.Module,
+        clean: Int[Tensor, "b t"],
+        corrupt: Int[Tensor, "b t"],
+        metric: Metric,
+    ) -> "_Runs":
+        check_pair(clean, corrupt)
+        inner = get_language_model(model)
+        (before, ours), (after, theirs) = map(inner.run_with_cache, (clean, corrupt))
+        metrics = compute_metric(metric, before), compute_metric(metric, after)
+        senders = {"embed": (0, theirs["embed"] - ours["embed"])}
+        receivers = []
+        for layer, block in enumerate(inner.list_blocks()):
+            way = f"blocks.{layer}"
+            if block.mixer is not None:
+                order, residual = 2 * layer + 1, f"{way}.hook_resid_pre"
+                heads = split_heads(theirs, layer)
+                for name, clean_output in split_heads(ours, layer).items():
+                    senders[name] = order, heads[name] - clean_output
+                for name, point, head in _list_inputs(block.mixer, way, ours):
+                    receivers.append(_Receiver(f"L{layer}{name}", order, residual, point, head))
+            if block.mlp is not None:
+                order, residual = 2 * layer + 2, f"{way}.hook_resid_mid"
+                senders[f"M{layer}"] = order, theirs["mlp_out", layer] - ours["mlp_out", layer]
+                receivers.append(_Receiver(f"M{layer}", order, residual, f"{way}.hook_mlp_out"))
+        last = len(inner.blocks)
+        residual = f"blocks.{last - 1}.hook_resid_post"
+        receivers.append(_Receiver("logits", 2 * last + 1, residual, None))
+        return cls(inner, ours, theirs, metrics, senders, receivers)
+
+    def new_effects(self) -> Float[np.ndarray, "n m"]:
+        """Return zero for every edge; NaN where the receiver comes before the sender."""
+        sent = np.array([order for order, _ in self.senders.values()])[:, None]
+        return np.where(sent < [receiver.order for receiver in self.receivers], 0.0, np.nan)
+
+    def collect(self, effect: Float[np.ndarray, "n m"], method: str) -> EdgeEffects:
+        names = tuple(receiver.name for receiver in self.receivers)
+        return EdgeEffects(tuple(self.senders), names, effect, *self.metrics, method)
+
+
+def _list_inputs(
+    mixer: nn.Module, way: str, cache: ActivationCache
+) -> list[tuple[str, str, int | None]]:
+    """Return name, point and head of what each head reads, else of the mixer as a whole."""
+    # A user's class may read x in further ways, whatever it inherits.
+    if not (isinstance(mixer, SplitInputMixer) and is_from_lab(mixer)):
+        return [("", f"{way}.hook_attn_out", None)]
+    points = {f"{way}.mixer.{hook}": hook.removeprefix("hook_") for hook in mixer.input_hooks}
+    return [
+        (f"H{head}.{name}", point, head)
+        for point, name in points.items()
+        for head in range(cache[point].shape[2])
+    ]
 
 
 def _compute_gradients(
-    model: LanguageModel,
-    tokens: Int[Tensor, "b t"],
-    x: Float[Tensor, "b t d"],
-    metric: Metric,
-    receivers: list[Receiver],
+    runs: _Runs, tokens: Int[Tensor, "b t"], x: Float[Tensor, "b t d"], metric: Metric
 ) -> Iterator[Float[Tensor, "b t d"]]:
     """Yield for each receiver the gradient of the metric in what it alone reads, from embeddings x.
 
@@ -141,39 +275,39 @@ def _compute_gradients(
     def keep(tensor: Tensor, point: HookPoint) -> None:
         kept[point.name] = tensor
 
-    points = [receiver.point for receiver in receivers if receiver.point is not None]
-    residuals = [receiver.residual for receiver in receivers]
+    points = [receiver.point for receiver in runs.receivers if receiver.point is not None]
+    residuals = [receiver.residual for receiver in runs.receivers]
     begin = x.detach().requires_grad_()
     names = list(dict.fromkeys([*points, *residuals]))
-    with hooks(model, [("hook_embed", lambda tensor, hook: begin), (names, keep)]):
-        value = metric(model(tokens))
+    with hooks(runs.model, [("hook_embed", lambda tensor, hook: begin), (names, keep)]):
+        value = metric(runs.model(tokens))
     if not (isinstance(value, Tensor) and value.requires_grad and value.numel() == 1):
         raise ValueError("metric: must return one number as a tensor that has a gradient")
     outputs = [kept[point] for point in points] + [kept[residuals[-1]]]
     *inner, last = torch.autograd.grad(value, outputs, retain_graph=True, materialize_grads=True)
-    for receiver, gradient in zip(receivers, inner, strict=False):
+    for receiver, gradient in zip(runs.receivers, inner, strict=False):
         assert receiver.point is not None
         if receiver.head is not None:
             alone = torch.zeros_like(gradient)
             alone[:, :, receiver.head] = gradient[:, :, receiver.head]
             gradient = alone
         made, read = kept[receiver.point], kept[receiver.residual]
-        yield torch.autograd.grad(made, read, gradient, retain_graph=True, materialize_grads=True)[
-            0
-        ]
+        [back] = torch.autograd.grad(
+            made, read, gradient, retain_graph=True, materialize_grads=True
+        )
+        yield back
     yield last
 
 
 def _patch_edge(
-    model: LanguageModel,
+    runs: _Runs,
     tokens: Int[Tensor, "b t"],
-    cache: ActivationCache,
-    receiver: Receiver,
+    receiver: _Receiver,
     change: Float[Tensor, "b t d"],
     metric: Metric,
 ) -> float:
     """Return the metric when a receiver reads the clean residual stream plus a change."""
-    x = cache[receiver.residual] + change
+    model, x = runs.model, runs.clean[receiver.residual] + change
     if receiver.point is None:
         return float(metric(model.head(model.norm_final(x))))
     _, number, *inside = receiver.point.split(".")
@@ -197,19 +331,3 @@ def _patch_edge(
 
     with hooks(model, [(receiver.point, replace)]):
         return float(metric(model(tokens)))
-
-
-def _collect(
-    model: LanguageModel,
-    clean: Int[Tensor, "b t"],
-    corrupt: Int[Tensor, "b t"],
-    metric: Metric,
-    senders: dict[str, tuple[int, Tensor]],
-    receivers: list[Receiver],
-    effect: Float[np.ndarray, "n m"],
-    method: str,
-) -> EdgeEffects:
-    with torch.no_grad():
-        before, after = (compute_metric(metric, model(tokens)) for tokens in (clean, corrupt))
-    names = tuple(receiver.name for receiver in receivers)
-    return EdgeEffects(tuple(senders), names, effect, before, after, method)

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from analysis.base import Finding, Words
-from analysis.interventions.points import get_language_model, list_axes
+from analysis.base import Finding, Table
+from analysis.figures import Axis, Colors, Map, heat
+from analysis.interventions.points import find_axes, get_language_model, list_axes
 from analysis.plain import figure_only
-from analysis.plots import style
 from analysis.words import capitalize, name_head
 from lab.hooks import HookPoint, hook_points, hooks
 from lab.layers.mixer import HeadsMixer
@@ -26,8 +26,6 @@ PASS_ENTRIES = 2**24
 """Scores or logits of the patched copies of a batch that go through the model in one pass."""
 LEAST = 0.01
 """The share of the difference from which on a cell restores something; less may be rounding."""
-ROW = 26
-"""Height of a layer in the figure, px."""
 
 
 @dataclass(frozen=True)
@@ -61,67 +59,51 @@ class PatchSweep(Finding):
         change = self.clean - self.corrupt
         return (self.metric - self.corrupt) / (change if change else np.nan)
 
-    def describe(self) -> Words:
-        """Say where patching restores most."""
-        title = f"Patching {self.point} at each layer and {self.along}"
-        reading = (
-            "The clean run's tensor replaces the corrupt run's at one layer and one "
-            f"{self.along}. At 0 the metric stays the corrupt run's ({self.corrupt:.3g}), at 1 it "
-            f"becomes the clean run's ({self.clean:.3g})."
-        )
-        shares = self.restored
-        if not np.isfinite(shares).any():
-            says = "The metric is the same in both runs, so there is nothing to restore."
-        else:
-            row, column = np.unravel_index(np.nanargmax(shares), shares.shape)
-            most = f"{shares[row, column]:.2f} of the difference between the runs"
-            says = f"{capitalize(self._name_cell(int(row), int(column)))} restores most: {most}."
-            others = int((np.round(shares, 2) == np.round(shares[row, column], 2)).sum()) - 1
-            if not shares[row, column] >= LEAST:
-                says = f"No layer and {self.along} restores a hundredth of the difference between "
-                says += "the runs."
-            elif others:
-                says = f"{says[:-1]}, as do{'es' * (others == 1)} {others} more."
-        return Words(title, says, reading, f"A heat map, a row for each layer. {says}")
+    title = "Patching one place at a time"
+    reading = (
+        "The clean run's tensor replaces the corrupt run's in one layer and at one position or "
+        "head. At 0 the metric stays the corrupt run's, at 1 it becomes the clean run's."
+    )
 
-    def _name(self, column: int) -> str:
-        """Name a column: its number, and what stands there if a label says so."""
-        label = self.labels[column]
-        return str(column) if label == str(column) else f"{column} ({label})"
+    @property
+    def says(self) -> str:
+        """Where patching restores most."""
+        shares = np.nan_to_num(self.restored, nan=-np.inf)
+        row, column = np.unravel_index(shares.argmax(), shares.shape)
+        if not shares.max() >= LEAST:
+            return "No patch restores a hundredth of the difference between the two runs."
+        place = capitalize(self._name_cell(int(row), int(column)))
+        most = f"{shares[row, column]:.2f} of the difference between the runs"
+        return f"{place} restores most when its {self.point} is patched: {most}."
+
+    def numbers(self) -> Table:
+        """Return the metric of both runs."""
+        return Table(
+            ("run", "metric"), (("clean", f"{self.clean:.3g}"), ("corrupt", f"{self.corrupt:.3g}"))
+        )
+
+    def figure(self) -> go.Figure:
+        """Draw the restored shares, layer 0 at the bottom."""
+        bound = max(1.0, float(np.nanmax(np.abs(self.restored), initial=0.0)))
+        lines = range(len(self.layers))[::-1]
+        notes = [[self._name_cell(i, j) for j in range(len(self.labels))] for i in lines]
+        shown = Map(
+            self.restored[::-1],
+            [f"layer {self.layers[i]}" for i in lines],
+            self.labels,
+            notes=notes,
+        )
+        colors = Colors("share of the difference restored", ends=(-bound, bound))
+        fig = heat([shown], colors, Axis(self.along), Axis())
+        return fig.update_layout(title_text=f"{self.title}: {self.point}")
 
     def _name_cell(self, row: int, column: int) -> str:
-        """Name a place that was patched."""
+        """Name a place that was patched, with what stands there if a label says so."""
         if self.along == "head":
             return name_head(self.layers[row], column)
-        return f"layer {self.layers[row]}, {self.along} {self._name(column)}"
-
-    def draw(self) -> go.Figure:
-        """Draw the restored shares, layer 0 at the bottom."""
-        shares, wide = self.restored, len(self.labels)
-        bound = max(1.0, float(np.nanmax(np.abs(shares), initial=0.0)))
-        fig = style.new_figure(height=150 + ROW * len(self.layers))
-        place = "%{customdata}"
-        cell = f"layer %{{y}}, {self.along} {place}"
-        if self.along == "head":
-            cell = f"head %{{y}}.{place}"
-        fig.add_heatmap(
-            z=shares,
-            x=list(range(wide)),
-            y=[str(layer) for layer in self.layers],
-            customdata=np.tile(list(map(self._name, range(wide))), (len(self.layers), 1)),
-            coloraxis="coloraxis",
-            hovertemplate=f"{cell}: %{{z:.3f}}<extra></extra>",
-        )
-        ticks = {"tickvals": list(range(wide)), "ticktext": list(self.labels)} if wide <= 32 else {}
-        numbered = self.labels == tuple(map(str, range(wide)))
-        title = self.along if numbered or not ticks else f"token at each {self.along}"
-        fig.update_xaxes(title_text=title, showgrid=False, **ticks)
-        fig.update_yaxes(title_text="layer", type="category", showgrid=False)
-        return fig.update_layout(
-            title_text=self.describe().title,
-            margin={"b": 100},
-            coloraxis={"cmin": -bound, "cmax": bound, "colorbar": {"title": {"text": "restored"}}},
-        )
+        label = self.labels[column]
+        shown = "" if label == str(column) else f" ({label})"
+        return f"layer {self.layers[row]}, {self.along} {column}{shown}"
 
 
 def sweep_positions(
@@ -251,11 +233,10 @@ def _sweep(
 
 def _find_axis(name: str, tensor: Tensor, along: str) -> int:
     """Return the axis of positions or heads at a point."""
-    letter = along[0].replace("p", "t")
-    for form in list_axes(name):
-        if len(form) == tensor.ndim and letter in form:
-            return form.index(letter)
-    raise ValueError(f"{name} has no axis of {along}s to patch along")
+    letter, form = along[0].replace("p", "t"), find_axes(tensor, name)
+    if letter not in form:
+        raise ValueError(f"{name} has no axis of {along}s to patch along")
+    return form.index(letter)
 
 
 def _patch_each(
