@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Shaped
 
-from analysis.figures.axes import FORMATS, Axis, Unit, new_canvas
+from analysis.figures.axes import FORMATS, LETTER, Axis, Unit, new_canvas
 from analysis.figures.theme import SEQUENTIAL
 
 ROW = 26
@@ -18,6 +18,8 @@ BAR = 56
 """Height of the scale of colours below a figure, px."""
 FEW = 32
 """Maximum number of columns that have a label each."""
+NARROW = 330
+"""Width of the panels on a phone, px: labels that do not fit beside one another there are turned."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,7 @@ def heat(
         for i in range(0, len(maps), across)
     ]
     titled = any(one.title for one in maps)
-    crowded = any(isinstance(c, str) and len(c) > 6 for one in maps for c in one.columns)
-    foot = 52 + BAR + 30 * crowded
+    foot = 52 + BAR + _measure_turned_labels(maps, across)
     canvas = new_canvas(
         [one.title for one in maps],
         heights,
@@ -155,6 +156,14 @@ def heat(
             yshift=-(foot - BAR) + 4,
         )
     return canvas.fig.update_layout(coloraxis=axis, showlegend=False)
+
+
+def _measure_turned_labels(maps: Sequence[Map], across: int) -> int:
+    """Return how far turned labels of columns reach below level ones, px; 0 where all fit."""
+    named = [[str(c) for c in one.columns] for one in maps if isinstance(one.columns, Sequence)]
+    widths = [(min(len(names), FEW), LETTER * max(map(len, names))) for names in named if names]
+    turned = [width for count, width in widths if count * (width + 6) > NARROW / across]
+    return max(0, round(max(turned, default=0) - 14))
 
 
 def _find_ends(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
