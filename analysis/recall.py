@@ -87,36 +87,36 @@ class PairMass(Finding):
         if not stands_out.any():
             opening = "No head clearly looks at its pair"
         best = self.share.argmax(0)
-        value, key, written = (
-            f"{percent(self.share[i, q])} ({self._name(i)})" for q, i in enumerate(best)
+        value, _, written = (
+            f"{percent(self.share[i, quantity])} ({self._name(i)}; uniform row: "
+            f"{self._name_chance(quantity, i)})"
+            for quantity, i in enumerate(best)
         )
         read_at = name_place(self._find_offset(0, best[0]), "the value they ask for")
         write_at = name_place(self._find_offset(2, best[2]), "a value")
         return (
-            f"{opening}: at most, query rows put {value} of their mass on {read_at} and {key} on "
-            f"its key; the row of {write_at} puts {written} on its key."
+            f"{opening}: query rows put up to {value} of their mass on {read_at}, and the row of "
+            f"{write_at} puts up to {written} on its key."
         )
 
     def numbers(self) -> Table:
         """Return the largest share of each quantity, beside what a uniform row gives."""
         rows = []
         for quantity, i in enumerate(self.share.argmax(0)):
-            offset, chance = self._find_offset(quantity, i), percent(self.chance[quantity])
+            place = name_place(self._find_offset(quantity, i), "value")
             low, high = self.interval[i, quantity]
             rows.append(
                 (
-                    QUANTITIES[quantity].replace("value", name_place(offset, "value")),
+                    QUANTITIES[quantity].replace("value", place),
+                    self._name(i),
                     percent(self.share[i, quantity]),
                     "one row" if math.isnan(low) else f"{percent(low)} to {percent(high)}",
-                    # The row of a later position has less there.
-                    f"below {chance}" if offset and quantity == 2 else chance,
-                    self._name(i),
+                    self._name_chance(quantity, i),
                 )
             )
         if self.without:
-            rows.append(("no matrix", "", "", "", name_layers(self.without)))
-        columns = ("mass", "largest share", "95 % interval", "uniform row", "head")
-        return Table(columns, tuple(rows))
+            rows.append(("no matrix", name_layers(self.without), "", "", ""))
+        return Table(("mass", "head", "largest share", "95 % interval", "uniform row"), tuple(rows))
 
     def figure(self) -> go.Figure:
         """Draw one line per head, with a dot for each quantity and a tick where chance is."""
@@ -135,6 +135,11 @@ class PairMass(Finding):
                 Dots("a uniform row", chance, look="chance"),
             ]
         return pairs(names, Pairs(dots, Axis("share of the row's mass", "share")))
+
+    def _name_chance(self, quantity: int, head: int) -> str:
+        """Format what a uniform row gives; the row of a position after a value has less."""
+        later = quantity == 2 and self._find_offset(quantity, head)
+        return f"{'below ' if later else ''}{percent(self.chance[quantity])}"
 
     def _find_offset(self, quantity: int, head: int) -> int:
         """Return how far after a value the head of a quantity finds it."""
@@ -223,8 +228,8 @@ class RecallByPlace(Finding):
     title = "Recall by distance and store slot"
     reading = (
         "Dots are bins of queries. Bands are 95 % intervals, the wider of Wilson's and of one that "
-        "resamples whole rows. On the probe split, which a task of pairs has, a query's slot is "
-        "independent of its pair's store slot."
+        "resamples whole rows. On the probe split a query's slot is independent of its pair's "
+        "store slot."
     )
 
     @property
@@ -247,7 +252,7 @@ class RecallByPlace(Finding):
                 decoys.first, decoys.accuracy, decoys.interval, strict=True
             ):
                 share, low, high = percents(share, *ends)
-                name = "with a decoy before the query" if with_one else "without one"
+                name = f"{'a' if with_one else 'no'} decoy before the query"
                 rows.append((name, f"{share} ({low} to {high})"))
         return Table(("recall", ""), tuple(rows))
 
@@ -267,7 +272,9 @@ class RecallByPlace(Finding):
         spans = [format_span(bins, i) for i in range(len(bins.first))]
         notes = [f"{span}, {n} answers" for span, n in zip(spans, bins.count, strict=True)]
         line = Line(name, middle, bins.accuracy, bins.interval, "band", notes=notes)
-        return Curves([line], Axis("accuracy", "share"), levels={"chance": self.chance}, x=x)
+        return Curves(
+            [line], Axis("accuracy", "share"), levels={"chance": self.chance}, x=x, height=170
+        )
 
 
 def measure_by_place(subject: Subject) -> RecallByPlace:

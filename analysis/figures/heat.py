@@ -19,7 +19,7 @@ BAR = 56
 FEW = 32
 """Maximum number of columns that have a label each."""
 NARROW = 330
-"""Width of the panels on a phone, px: labels that do not fit beside one another there are turned."""
+"""Width of the panels on a phone, px: labels that do not fit beside one another are turned."""
 
 
 @dataclass(frozen=True)

@@ -228,11 +228,12 @@ class Components(Finding):
         carriers = find_carriers(self)
         shares = np.nan_to_num(self.share[:, :-1], nan=-np.inf)
         n, s = [*carriers, divmod(int(shares.argmax()), shares.shape[1])][0]
+        share, ends, placebo = self.share[n, s], self.interval[n, s], self.share[n, -1]
         return (
             f"Surely more than a third of the answer is restored by {len(carriers)} of "
-            f"{shares.size} components and positions, tried one at a time; the most "
-            f"by {self._name(n, s)}, {format_known(self.share[n, s])} "
-            f"({format_ends(self.interval[n, s])}; placebo {format_known(self.share[n, -1])})."
+            f"{shares.size} components and positions, tried one at a time; the most by "
+            f"{self._name(n, s)}, {format_known(share)} (95 % interval {format_ends(ends)}; "
+            f"placebo {format_known(placebo)})."
         )
 
     def numbers(self) -> Table | None:
@@ -359,10 +360,9 @@ class Edited(Finding):
         i = int(self.followed.argmax())
         moved, placebo = percent(self.followed[i]), percent(self.placebo_followed[i])
         return (
-            "Surely less of the answer than with the placebo is left by blocking query → value in "
-            f"{read}, by blocking value → key in {written}, and by exchanging two values in "
-            f"{exchanged}; the exchange moves {moved} of answers in layer {self.layers[i]} "
-            f"(placebo {placebo})."
+            "Edits that surely leave less of the answer than their placebo: query → value blocked "
+            f"in {read}, value → key blocked in {written}, two values exchanged in {exchanged}; "
+            f"the exchange moves {moved} of answers in layer {self.layers[i]} (placebo {placebo})."
         )
 
     def numbers(self) -> Table:

@@ -49,7 +49,7 @@ from analysis.mechanism.effects import (
     format_ends,
     format_known,
 )
-from analysis.words import name_place, percent, round_percent
+from analysis.words import name_place, round_percent
 
 ENOUGH, LITTLE, SOME = 2 / 3, 1 / 3, 1 / 5
 """Thresholds of the labels."""
@@ -125,7 +125,7 @@ class Mechanism(Finding):
     def numbers(self) -> Table:
         """Return the numbers that decide the label."""
         rows = [
-            (found.name, format_known(found.value, percent), format_ends(found.interval, percent))
+            (found.name, format_known(found.value), format_ends(found.interval))
             for found in self.evidence
         ]
         measured = 0 if self.restored is None else self.restored.queries
@@ -138,17 +138,23 @@ class Mechanism(Finding):
         """Draw the restored shares by depth; None where nothing could be restored."""
         if self.restored is None:
             return None
-        depths = self.restored.depths
+        depths, last = self.restored.depths, float(self.restored.depths[-1])
         lines = [
-            Line(SITE_NAMES[site], depths, self.restored.share[i], self.restored.interval[i])
-            for i, site in enumerate(SITES)
+            Line(SITE_NAMES[site], depths, share, ends, look=-1 if site == "placebo" else None)
+            for site, share, ends in zip(
+                SITES, self.restored.share, self.restored.interval, strict=True
+            )
         ]
         few = len(depths) <= 4
-        ticks = {float(depth): f"after block {depth - 1}" if few else f"{depth}" for depth in depths}
-        return curves(
-            [Curves(lines, Axis("answer restored, share of the margin"), height=260)],
-            Axis("blocks that the residual stream has passed", ticks=ticks | {0: "tokens"}),
+        ticks = {
+            float(depth): f"after block {depth - 1}" if few else f"{depth}" for depth in depths
+        }
+        x = Axis(
+            "blocks that the residual stream has passed",
+            ends=(-0.08 * last, 1.08 * last),
+            ticks=ticks | {0.0: "tokens"},
         )
+        return curves([Curves(lines, Axis("answer restored, share of the margin"))], x)
 
 
 def classify(

@@ -66,7 +66,7 @@ class EdgeEffects(Finding):
         edges, [(sender, receiver, effect)] = np.isfinite(self.effect).sum(), self.list_strongest(1)
         differ = f"the two runs differ by {self.corrupt - self.clean:.3g}"
         if not effect:
-            return f"None of {edges} edges, {self.method}, changes the metric, where {differ}."
+            return f"No edge of {edges}, {self.method}, changes the metric, where {differ}."
         return (
             f"Of {edges} edges, {self.method}, {sender} → {receiver} changes the metric most: by "
             f"{effect:.3g}, where {differ}."
@@ -85,7 +85,7 @@ class EdgeEffects(Finding):
         ]
         shown = Map(self.effect, self.senders, self.receivers, notes=notes)
         colors = Colors("effect on the metric", ends=(-bound, bound))
-        fig = heat([shown], colors, Axis("receiver"), Axis("sender"), row=22)
+        fig = heat([shown], colors, Axis(), Axis("sender"), row=22)
         return fig.update_layout(title_text=self.title)
 
 

@@ -13,7 +13,7 @@ from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Map, heat
 from analysis.interventions.points import find_axes, get_language_model, list_axes
 from analysis.plain import figure_only
-from analysis.words import capitalize, name_head
+from analysis.words import name_head
 from lab.hooks import HookPoint, hook_points, hooks
 from lab.layers.mixer import HeadsMixer
 from lab.models import LanguageModel
@@ -24,6 +24,8 @@ Metric = Callable[[Float[Tensor, "b t v"]], Tensor | float]
 
 PASS_ENTRIES = 2**24
 """Scores or logits of the patched copies of a batch that go through the model in one pass."""
+LABELS = 32
+"""Maximum number of columns of a figure that are labelled each."""
 LEAST = 0.01
 """The share of the difference from which on a cell restores something; less may be rounding."""
 
@@ -72,9 +74,10 @@ class PatchSweep(Finding):
         row, column = np.unravel_index(shares.argmax(), shares.shape)
         if not shares.max() >= LEAST:
             return "No patch restores a hundredth of the difference between the two runs."
-        place = capitalize(self._name_cell(int(row), int(column)))
-        most = f"{shares[row, column]:.2f} of the difference between the runs"
-        return f"{place} restores most when its {self.point} is patched: {most}."
+        return (
+            f"Of all patches of {self.point}, {self._name_cell(int(row), int(column))} restores "
+            f"most: {shares[row, column]:.2f} of the difference between the runs."
+        )
 
     def numbers(self) -> Table:
         """Return the metric of both runs."""
@@ -85,13 +88,12 @@ class PatchSweep(Finding):
     def figure(self) -> go.Figure:
         """Draw the restored shares, layer 0 at the bottom."""
         bound = max(1.0, float(np.nanmax(np.abs(self.restored), initial=0.0)))
-        lines = range(len(self.layers))[::-1]
-        notes = [[self._name_cell(i, j) for j in range(len(self.labels))] for i in lines]
+        lines, wide = range(len(self.layers))[::-1], len(self.labels)
         shown = Map(
             self.restored[::-1],
             [f"layer {self.layers[i]}" for i in lines],
-            self.labels,
-            notes=notes,
+            self.labels if wide <= LABELS else np.arange(wide),
+            notes=[[self._name_cell(i, j) for j in range(wide)] for i in lines],
         )
         colors = Colors("share of the difference restored", ends=(-bound, bound))
         fig = heat([shown], colors, Axis(self.along), Axis())

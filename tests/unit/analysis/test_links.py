@@ -19,7 +19,7 @@ from analysis.matrices.head_scores import HeadScores
 from analysis.mechanism.couples import draw_couples, solve_rows
 from analysis.mixing import get_reach
 from analysis.plots.heatmaps import Heatmap, find_expected
-from analysis.recall.pair_mass import PairMass
+from analysis.recall import PairMass
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel, build
 from tasks.compositional import Compositional
@@ -152,10 +152,8 @@ def test_recall_is_found_two_positions_after_the_value():
     assert isinstance(masses, PairMass)
     # Each query's whole mass lies there, unless that is after the query.
     assert masses.share[1, 0] == pytest.approx((value + 2 <= query).double().mean().item())
-    said = masses.describe()
-    assert said.says.startswith("Heads look at their pair: at most, query rows put")
-    assert "of their mass on what lies two positions after the value they ask for" in said.says
-    assert "Layer 1's values: what lies two positions after them." in said.reading
+    assert masses.says.startswith("Heads look at their pair: query rows put up to")
+    assert "of their mass on what lies two positions after the value they ask for" in masses.says
 
     _, layer = matrices.measure(found)
     said, picture = layer.describe(), layer.picture
@@ -182,8 +180,8 @@ def test_binding_is_found_two_positions_after_the_value():
     masses, _ = recall.measure(found)
     assert isinstance(masses, PairMass)
     assert masses.share[0, 2] == pytest.approx(1, abs=1e-4)
-    assert "what lies two positions after a value puts 100.0 % (layer 0) on its key" in (
-        masses.describe().says.replace("99.9", "100.0")
+    assert "the row of what lies two positions after a value puts up to 100.0 % (layer 0;" in (
+        masses.says.replace("99.9", "100.0")
     )
     binding, reading = (layer.describe().says for layer in matrices.measure(found))
     assert binding.startswith("It binds each value to its key. What lies two positions after a ")
@@ -199,7 +197,7 @@ def test_of_a_layer_that_fades_nothing_is_said_about_later_positions():
                 "earlier positions", ""
             )
     masses, _ = recall.measure(found)
-    assert masses.describe().says.startswith("No head clearly looks at its pair")
+    assert masses.says.startswith("No head clearly looks at its pair")
     assert matrices.measure(found)[1].describe().says.startswith("It shows neither recall")
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS
-from analysis.mechanism import describe, draw, measure
+from analysis.mechanism import measure
 from analysis.mechanism.couples import Followed, Measured
 from analysis.mechanism.effects import Edited, Restored
 from analysis.mechanism.label import classify
 from analysis.plain import to_plain
 from tasks.base import IGNORE, Batch
 from tests import mechanisms
+from tests.unit.analysis.cases.mechanism import edited
 from tests.unit.analysis.mechanism.planted import MAKERS, ROWS, measure_mechanism, measure_planted
 
 
@@ -23,7 +23,6 @@ from tests.unit.analysis.mechanism.planted import MAKERS, ROWS, measure_mechanis
 def test_a_planted_mechanism_gets_its_label(name):
     found, _ = measure_planted(name)
     assert name.startswith(found.label)
-    assert describe(found).says.startswith(found.label.capitalize())
     assert to_plain(found)["label"] == found.label
 
 
@@ -37,13 +36,15 @@ def test_edges_are_blocked_and_values_exchanged_where_a_convolution_put_them(nam
     assert edited.left[2, -1] == pytest.approx(0.0, abs=0.1)
     assert edited.placebo[[0, 2], -1] == pytest.approx(1.0, abs=0.05)
     assert edited.followed[-1] == 1
-    words = f"{describe(found).gist} {describe(edited).says}"
-    assert "Blocking query → what lies two positions after the value surely leaves less" in words
-    assert "Exchanging what lies two positions after two values moves 100.0 %" in words
+    layer = str(edited.layers[-1])
+    assert f"query → value blocked in layer {layer} (0." in edited.says
+    assert f"exchange moves 100.0 % of answers in layer {layer} (placebo 0.0 %)" in edited.says
+    rows = edited.numbers().rows
+    assert rows[0][:2] == ("query → what lies two positions after the value", layer)
     if name == "induction":
         assert edited.left[1, 0] == pytest.approx(0.5, abs=0.05)
-        assert "Blocking what lies two positions after the value → key surely leaves" in words
-        assert "What lies two positions after each value gathers its key" in words
+        assert rows[1][:2] == ("what lies two positions after the value → key", "0")
+        assert "what lies two positions after each value's position gathers its key" in found.says
 
 
 def make_followed(key: float, position: float, half: float = 0.02) -> Followed:
@@ -160,15 +161,20 @@ def test_where_there_is_nothing_to_exchange_it_says_so(task, change, why):
 
 
 def test_figures_show_every_site_and_edit():
-    found, edited = measure_planted("induction")
-    assert edited is not None
-    fig, dots = draw(found), draw(edited)
+    found, changed = measure_planted("induction")
+    assert changed is not None
+    fig = found.figure()
     assert fig is not None
-    assert dots is not None
-    lines = fig.to_dict()["data"]
-    assert [line["name"] for line in lines] == ["keys", "values", "queries", "all else", "placebo"]
-    assert len(dots.to_dict()["data"]) == 6
-    assert "100.0 % of answers with them in layer 1 (placebo 0.0 %)" in describe(edited).says
+    names = [line["name"] for line in fig.to_dict()["data"]]
+    assert names == ["keys", "values", "queries", "all else", "placebo"]
+    assert len(changed.figure().to_dict()["data"]) == 6
     untrained, _ = measure_planted("undecided, untrained")
-    assert (untrained.restored is None) == (draw(untrained) is None)
-    assert mechanism.TITLE.endswith("?")
+    assert (untrained.restored is None) == (untrained.figure() is None)
+
+
+def test_an_edit_without_effect_is_seldom_said_to_leave_less():
+    rng = np.random.default_rng(0)
+    named = sum(
+        "blocked in layer" in edited(tuple(rng.normal(1, 0.07, 2))).says for _ in range(400)
+    )
+    assert named <= 20

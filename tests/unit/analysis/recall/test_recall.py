@@ -9,14 +9,11 @@ from torch import nn
 
 from analysis import recall
 from analysis.base import NotApplicableError, Subject
+from analysis.figures.theme import MUTED
 from analysis.mixing import collect_mixers
 from analysis.plain import to_plain
-from analysis.plots.style import MUTED
-from analysis.recall import pair_mass
-from analysis.recall.by_place import RecallByPlace, measure_by_place
-from analysis.recall.masses import measure_pair_mass
-from analysis.recall.pair_mass import PairMass
-from analysis.statistics.binned import Bins, bin_accuracy
+from analysis.recall import PairMass, RecallByPlace, measure_by_place, measure_pair_mass
+from analysis.statistics.binned import bin_accuracy
 from analysis.statistics.intervals import bound_share
 from lab.models import Block, build
 from tasks.mqar import MQAR
@@ -74,15 +71,16 @@ def test_a_planted_head_has_its_mass():
     # A first key has gathered itself: its query halves its mass among key and value.
     first = (batch.links["value_pos"] == 1).double().mean().item() / 2
     assert asked == pytest.approx(1 - first, abs=1e-2)
-    assert "Heads look at their pair" in found.describe().says
-    assert "value rows put 100.0 % (layer 0;" in found.describe().says.replace("99.9", "100.0")
+    assert "Heads look at their pair" in found.says
+    written = "the row of a value puts up to 100.0 % (layer 0;"
+    assert written in found.says.replace("99.9", "100.0")
 
 
 def test_uniform_rows_have_chance_and_no_head_stands_out():
     model = mechanisms.blank("AN", {"A.position": "none"})
     found = found_in(Subject(mechanisms.TASK, model, mechanisms.TASK.batch(split="test", size=6)))
     assert found.share[0] == pytest.approx(found.chance)
-    assert found.describe().says.startswith("No head clearly looks at its pair")
+    assert found.says.startswith("No head clearly looks at its pair")
 
 
 class Opaque(nn.Module):
@@ -102,7 +100,7 @@ def test_a_mixer_without_matrix_is_named_and_left_out():
         if lines:
             assert isinstance(results[0], PairMass)
             assert results[0].without == (1,)
-            assert "layer 1" in results[0].describe().reading
+            assert results[0].numbers().rows[-1][:2] == ("no matrix", "layer 1")
         else:
             assert [type(result) for result in results] == [RecallByPlace]
 
@@ -173,31 +171,13 @@ def test_an_interval_knows_how_few_and_how_alike_answers_are():
     assert wide[1] - wide[0] > 3 * (narrow[1] - narrow[0])
 
 
-def planted(distance: tuple[float, float], half: float) -> RecallByPlace:
-    def of(shares: tuple[float, ...]) -> Bins:
-        accuracy = np.array(shares)
-        interval = np.stack([accuracy - half, accuracy + half], 1)
-        first = np.arange(len(shares))
-        return Bins(first, first, accuracy, interval, np.full(len(shares), 50))
-
-    interval = (0.7 - half, 0.7 + half)
-    return RecallByPlace("probe", 8, 0.7, interval, 0.01, of(distance), of((0.7, 0.7)), of((0.7,)))
-
-
-def test_a_contrast_is_stated_only_where_its_interval_excludes_zero():
-    says = planted((0.9, 0.4), 0.05).describe().says
-    assert "90.0 % at distance 0 against 40.0 % at distance 1, no store slot stands out" in says
-    assert "no query has a decoy" in says
-    assert "no distance stands out" in planted((0.9, 0.4), 0.4).describe().says
-
-
 def test_figures_show_every_head_or_every_layer(monkeypatch):
     model = build("AM*2", vocab_size=32, d_model=16, n_heads=2).eval()
     drawings, lines = [], []
     found = recall.measure(Subject(TASK, model, BATCH))
     for most in (4, 3):
-        monkeypatch.setattr(pair_mass, "LINES", most)
-        drawings.append(found[0].draw().to_dict())
+        monkeypatch.setattr(recall, "LINES", most)
+        drawings.append(found[0].figure().to_dict())
         lines.append(drawings[-1]["layout"]["yaxis"]["ticktext"])
     assert [len(names) for names in lines] == [4, 2]
     assert lines[1][1] == "layer 1, highest head"
@@ -205,9 +185,6 @@ def test_figures_show_every_head_or_every_layer(monkeypatch):
     ticks = [line["marker"] for line in drawings[0]["data"] if line["name"] == "a uniform row"]
     # An open line has the marker's colour; its outline's would not show.
     assert {(tick["symbol"], tick["color"]) for tick in ticks} == {("line-ns-open", MUTED)}
-    assert "grey upright tick" in found[0].describe().reading
-    places = found[1].draw().to_dict()
-    assert [line["name"] for line in places["data"]].count("chance") == 2
     assert to_plain(found[1])["split"] == "probe"
 
 
