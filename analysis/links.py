@@ -1,7 +1,7 @@
 """Positions of a row that belong together, and how much mass a matrix puts on them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -204,29 +204,30 @@ def find_offsets(subject: Subject) -> Offsets:
     links = {row: of for row, of in links.items() if len(of.values)}
     rng, found = np.random.default_rng(subject.seed), Offsets()
     mixers = [m for m in collect_mixers(subject.model, batch) if isinstance(m.module, MatrixMixer)]
-    for mixer in mixers:
-        if reach[mixer.layer] == 1:
-            continue
-        tried = np.arange(reach[mixer.layer])
-        at = np.concatenate([tried, tried + len(tried)])
+
+    def find(mixer: Mixer, tried: Sequence[int], away: int, *, writes: bool) -> int:
+        at = np.array([*tried, *(offset + away for offset in tried)])
         shares = [
-            _measure_shares(mixer, row, of.queries[:, None], of.values[:, None] + at)
+            _measure_shares(
+                mixer,
+                row,
+                of.values[:, None] + at if writes else of.queries[:, None],
+                of.keys[:, None] if writes else of.values[:, None] + at,
+            )
             for row, of in links.items()
         ]
-        if offset := tried[_choose(shares, rng)]:
-            found.read[mixer.layer] = int(offset)
+        return tried[_choose(shares, rng)]
+
+    for mixer in mixers:
+        width = reach[mixer.layer]
+        if width > 1 and (offset := find(mixer, range(width), width, writes=False)):
+            found.read[mixer.layer] = offset
     for mixer in mixers:
         later = next((layer for layer in sorted(found.read) if layer > mixer.layer), None)
-        if later is None:
-            continue
-        tried = np.array([0, found.read[later]])
-        at = np.concatenate([tried, tried + reach[later]])
-        shares = [
-            _measure_shares(mixer, row, of.values[:, None] + at, of.keys[:, None])
-            for row, of in links.items()
-        ]
-        if offset := tried[_choose(shares, rng)]:
-            found.written[mixer.layer] = int(offset)
+        if later is not None:
+            tried = 0, found.read[later]
+            if offset := find(mixer, tried, reach[later], writes=True):
+                found.written[mixer.layer] = offset
     return found
 
 

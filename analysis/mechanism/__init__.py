@@ -4,12 +4,11 @@ import numpy as np
 
 from analysis.base import NotApplicableError, Subject, describe, draw
 from analysis.links import find_offsets, has_pairs
-from analysis.mechanism.couples import draw_couples, measure_followed
+from analysis.mechanism.couples import draw_couples, measure_baseline, measure_followed
 from analysis.mechanism.effects import (
     Components,
     Edited,
     edit,
-    measure_baseline,
     measure_components,
     restore,
 )

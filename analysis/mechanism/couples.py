@@ -16,6 +16,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS, find_pairs
 from analysis.scoring import Scored, scored
 from analysis.statistics.intervals import bound_share, resample_sums
+from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task
 
@@ -137,16 +138,15 @@ def permute_tokens(
         the rows, and for each pair the pair whose token it got (itself in a row with one pair).
     """
     position = batch.links[link]
-    given = torch.arange(position.shape[1], device=position.device).repeat(len(position), 1)
-    for row, stored in enumerate((position >= 0).sum(1).tolist()):
-        shift = int(rng.integers(1, stored)) if stored > 1 else 0
-        given[row, :stored] = (given[row, :stored] + shift) % max(stored, 1)
-    real = position >= 0
-    source = position.clamp(min=0)
-    tokens = batch.inputs.gather(1, source.gather(1, given))
+    stored = (position >= 0).sum(1, keepdim=True)
+    shifts = [[int(rng.integers(1, n)) if n > 1 else 0] for n in stored[:, 0].tolist()]
+    pair = torch.arange(position.shape[1], device=position.device)
+    moved = (pair + torch.tensor(shifts, device=position.device)) % stored.clamp(min=1)
+    given = torch.where(pair < stored, moved, pair)
+    tokens = batch.inputs.gather(1, position.clamp(min=0).gather(1, given))
     inputs = batch.inputs.clone()
-    row = torch.arange(len(position), device=position.device)[:, None].expand_as(position)
-    inputs[row[real], position[real]] = tokens[real]
+    row, real = (position >= 0).nonzero(as_tuple=True)
+    inputs[row, position[row, real]] = tokens[row, real]
     return replace(batch, inputs=inputs), given
 
 
@@ -163,6 +163,63 @@ def compute_answers(found: Scored, query: Int[Tensor, "b ..."]) -> Int[Tensor, "
     places = found.find(query)
     answers = linear_argmax(found.hidden[places.clamp(min=0).flatten()], found.head)
     return answers.view_as(query).masked_fill(places < 0, IGNORE)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Couples, and their margins without any intervention.
+
+    Attributes:
+        pairs: the couples; every sum is over the valid ones.
+        clean: margins on the clean rows [b c 2].
+        corrupt: margins on the rows with exchanged keys.
+    """
+
+    pairs: Couples
+    clean: Float[Tensor, "b c 2"]
+    corrupt: Float[Tensor, "b c 2"]
+
+    def sum_changes(
+        self, margins: Float[Tensor, "b c 2"], chosen: Bool[Tensor, " c"] | None = None
+    ) -> Float[np.ndarray, "b 2"]:
+        """Return Σ (margins − corrupt) and Σ (clean − corrupt) per row, over the chosen couples."""
+        valid = self.pairs.valid if chosen is None else self.pairs.valid & chosen
+        changes = torch.stack([margins - self.corrupt, self.clean - self.corrupt], -1).double()
+        return (changes * valid[:, :, None, None]).sum((1, 2)).cpu().numpy()
+
+    def shift_values(self, offset: int) -> "Baseline":
+        """Put the couples' values some positions later."""
+        return replace(self, pairs=self.pairs.shift_values(offset))
+
+    def __getitem__(self, rows: slice) -> "Baseline":
+        """Return the couples of some rows."""
+        return Baseline(self.pairs[rows], self.clean[rows], self.corrupt[rows])
+
+
+def measure_baseline(model: LanguageModel, pairs: Couples) -> Baseline:
+    """Measure the margins without any intervention."""
+    clean, corrupt = (
+        compute_margins(scored(model, rows), pairs) for rows in (pairs.clean, pairs.corrupt)
+    )
+    return Baseline(pairs, clean, corrupt)
+
+
+def estimate_share(
+    sums: Float[np.ndarray, "b 2"], rng: np.random.Generator
+) -> tuple[float, tuple[float, float]]:
+    """Return a ratio of sums over rows and its 95 % interval; NaN if the divisor is not positive.
+
+    The interval is NaN as soon as one resample has no positive divisor: dropping such resamples
+    would make the interval too narrow.
+    """
+    above, below = sums.sum(0)
+    share = float(above / below) if below > 0 else math.nan
+    if len(sums) > 1:
+        over, under = resample_sums(sums, rng).T
+        if (under > 0).all():
+            low, high = np.quantile(over / under, [0.025, 0.975])
+            return share, (float(low), float(high))
+    return share, (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -247,23 +304,3 @@ def measure_followed(subject: Subject, batch: Batch, rng: np.random.Generator) -
         either=measure_share("follow either", either),
         of_either=Measured("of either, the position", *estimate_share(sums, rng)),
     )
-
-
-def estimate_share(
-    sums: Float[np.ndarray, "b 2"], rng: np.random.Generator
-) -> tuple[float, tuple[float, float]]:
-    """Return a ratio of sums over rows and its 95 % interval; NaN if the divisor is not positive.
-
-    The interval is NaN as soon as one resample has no positive divisor: dropping such resamples
-    would make the interval too narrow.
-    """
-    unknown = math.nan, math.nan
-    above, below = sums.sum(0)
-    share = float(above / below) if below > 0 else math.nan
-    if len(sums) < 2:
-        return share, unknown
-    over, under = resample_sums(sums, rng).T
-    if not (under > 0).all():
-        return share, unknown
-    low, high = np.quantile(over / under, [0.025, 0.975])
-    return share, (float(low), float(high))

@@ -5,9 +5,9 @@ measure_components  the clean output of one mixer or state transform at some pos
 edit                edges of a mixer's matrix blocked, or its values exchanged
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -19,7 +19,13 @@ from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Dots, Map, Pairs, heat, pairs
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.links import IN_PLACE, Offsets
-from analysis.mechanism.couples import Couples, compute_answers, compute_margins, estimate_share
+from analysis.mechanism.couples import (
+    Baseline,
+    Couples,
+    compute_answers,
+    compute_margins,
+    estimate_share,
+)
 from analysis.scoring import scored
 from analysis.statistics.estimates import thin
 from analysis.words import name_place, percent
@@ -49,45 +55,6 @@ CARRIES = 1 / 3
 """A component carries the answer if it surely restores more than this share."""
 MOST = 6
 """Maximum number of components in the table."""
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """Couples, and their margins without any intervention.
-
-    Attributes:
-        pairs: the couples; every sum is over the valid ones.
-        clean: margins on the clean rows [b c 2].
-        corrupt: margins on the rows with exchanged keys.
-    """
-
-    pairs: Couples
-    clean: Float[Tensor, "b c 2"]
-    corrupt: Float[Tensor, "b c 2"]
-
-    def sum_changes(
-        self, margins: Float[Tensor, "b c 2"], chosen: Bool[Tensor, " c"] | None = None
-    ) -> Float[np.ndarray, "b 2"]:
-        """Return Σ (margins − corrupt) and Σ (clean − corrupt) per row, over the chosen couples."""
-        valid = self.pairs.valid if chosen is None else self.pairs.valid & chosen
-        changes = torch.stack([margins - self.corrupt, self.clean - self.corrupt], -1).double()
-        return (changes * valid[:, :, None, None]).sum((1, 2)).cpu().numpy()
-
-    def shift_values(self, offset: int) -> "Baseline":
-        """Put the couples' values some positions later."""
-        return replace(self, pairs=self.pairs.shift_values(offset))
-
-    def __getitem__(self, rows: slice) -> "Baseline":
-        """Return the couples of some rows."""
-        return Baseline(self.pairs[rows], self.clean[rows], self.corrupt[rows])
-
-
-def measure_baseline(model: LanguageModel, pairs: Couples) -> Baseline:
-    """Measure the margins without any intervention."""
-    clean, corrupt = (
-        compute_margins(scored(model, rows), pairs) for rows in (pairs.clean, pairs.corrupt)
-    )
-    return Baseline(pairs, clean, corrupt)
 
 
 @dataclass(frozen=True)
@@ -232,22 +199,18 @@ class Components(Finding):
         return (
             f"Surely more than a third of the answer is restored by {len(carriers)} of "
             f"{shares.size} components and positions, tried one at a time; the most by "
-            f"{self._name(n, s)}, {format_known(share)} (95 % interval {format_ends(ends)}; "
-            f"placebo {format_known(placebo)})."
+            f"{self._name(n, s)}, {format_share(share)} (95 % interval {format_ends(ends)}; "
+            f"placebo {format_share(placebo)})."
         )
 
     def numbers(self) -> Table | None:
         """Return the components that surely carry the answer, the largest share first."""
-        rows = tuple(
-            (
-                self._name(n, s),
-                format_known(self.share[n, s]),
-                format_ends(self.interval[n, s]),
-                format_known(self.share[n, -1]),
-            )
-            for n, s in find_carriers(self)[:MOST]
-        )
-        return Table(("restored by", "share", "95 % interval", "placebo"), rows) if rows else None
+        rows = []
+        for n, s in find_carriers(self)[:MOST]:
+            share, placebo = format_share(self.share[n, s]), format_share(self.share[n, -1])
+            rows.append((self._name(n, s), share, format_ends(self.interval[n, s]), placebo))
+        columns = "restored by", "share", "95 % interval", "placebo"
+        return Table(columns, tuple(rows)) if rows else None
 
     def _name(self, n: int, s: int) -> str:
         """Name a component and a kind of position."""
@@ -369,36 +332,26 @@ class Edited(Finding):
         """Return what each edit leaves in the layer where it leaves least."""
         rows = []
         for arm, name in enumerate(ARMS):
-            i = self._find_least(arm)
-            layer = int(self.layers[i])
-            offset = self.offsets.get(layer)[1 if arm == 1 else 0]
-            rows.append(
-                (
-                    name.replace("value", name_place(offset, "the value"), 1) if offset else name,
-                    str(layer),
-                    format_known(self.left[arm, i]),
-                    format_ends(self.interval[arm, i]),
-                    format_known(self.placebo[arm, i]),
-                )
-            )
+            i, _ = self._find_least(arm)
+            offset = self.offsets.get(int(self.layers[i]))[int(arm == 1)]
+            edge = name.replace("value", name_place(offset, "the value"), 1) if offset else name
+            left, placebo = format_share(self.left[arm, i]), format_share(self.placebo[arm, i])
+            ends = format_ends(self.interval[arm, i])
+            rows.append((edge, str(self.layers[i]), left, ends, placebo))
         return Table(("edit", "layer", "left", "95 % interval", "placebo"), tuple(rows))
 
-    def _find_sure(self, arm: int) -> Bool[np.ndarray, " n"]:
-        """Whether an edit leaves less than its placebo, so that their intervals do not meet."""
-        return self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
+    def _find_least(self, arm: int) -> tuple[int, bool]:
+        """Return where an edit leaves least, and whether that is surely less than its placebo.
 
-    def _find_least(self, arm: int) -> int:
-        """Return where an edit leaves least, among the layers where that is sure if there are any.
-
-        The layer with the least was chosen afterwards.
+        The layer with the least is chosen afterwards: among those whose interval ends below the
+        placebo's, if there are any.
         """
-        sure = self._find_sure(arm)
-        return int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin())
+        sure = self.interval[arm, :, 1] < self.placebo_interval[arm, :, 0]
+        return int(np.where(sure | ~sure.any(), self.left[arm], np.inf).argmin()), bool(sure.any())
 
     def _name_layer(self, arm: int) -> str:
-        i = self._find_least(arm)
-        share = format_known(self.left[arm, i])
-        return f"layer {self.layers[i]} ({share})" if self._find_sure(arm).any() else "no layer"
+        i, sure = self._find_least(arm)
+        return f"layer {self.layers[i]} ({format_share(self.left[arm, i])})" if sure else "no layer"
 
     def figure(self) -> go.Figure:
         """Draw one line per layer, with a dot for each edit and a cross for its placebo."""
@@ -477,10 +430,12 @@ def _make_edits(
     query, key, value = pairs.query, pairs.key, pairs.value + read
     targets = torch.where((arm % 3 == 0)[:, None], query, pairs.value + written)
     sources = torch.where((arm % 3 == 0)[:, None], value, key)
+    # A placebo's source is an earlier position that is not its couple's own.
     own, seq_len = torch.cat([key, pairs.value, value], -1), pairs.clean.inputs.shape[1]
-    sources = torch.where(
-        (arm >= 3)[:, None], _draw_other_sources(targets, own, seq_len, rng), sources
-    )
+    position = torch.arange(seq_len, device=targets.device)
+    free = (position != own[..., None]).all(2, keepdim=True) & (position < targets[..., None])
+    others = _draw_positions(free.flatten(0, 2), 1, rng).view_as(targets)
+    sources = torch.where((arm >= 3)[:, None], others, sources)
     edges = (arm % 3 < 2)[:, None] & (sources >= 0) & (sources <= targets) & (targets < seq_len)
     if edges.any():
         yield block_edges(model, layer, targets[edges], sources[edges], rows=pairs.rows[edges])
@@ -498,18 +453,6 @@ def _make_edits(
         yield swap_values(model, layer, first, second)
 
 
-def _draw_other_sources(
-    targets: Int[Tensor, "b c 2"],
-    own: Int[Tensor, "b c own"],
-    seq_len: int,
-    rng: np.random.Generator,
-) -> Int[Tensor, "b c 2"]:
-    """Draw for each target an earlier position that is not its couple's own; −1: none."""
-    position = torch.arange(seq_len, device=targets.device)
-    free = (position != own[..., None]).all(2, keepdim=True) & (position < targets[..., None])
-    return _draw_positions(free.flatten(0, 2), 1, rng).view_as(targets)
-
-
 def _draw_positions(
     free: Bool[Tensor, "n t"], many: int, rng: np.random.Generator
 ) -> Int[Tensor, "n many"]:
@@ -521,16 +464,9 @@ def _draw_positions(
 
 def format_share(value: float) -> str:
     """Format a share with two digits, never as −0.00."""
-    return f"{round(value, 2) + 0.0:.2f}"
+    return "unknown" if np.isnan(value) else f"{round(float(value), 2) + 0.0:.2f}"
 
 
-def format_known(value: float, form: Callable[[float], str] = format_share) -> str:
-    """Format a share, unless it is unknown."""
-    return "unknown" if np.isnan(value) else form(float(value))
-
-
-def format_ends(
-    ends: Sequence[float] | Float[np.ndarray, "2"], form: Callable[[float], str] = format_share
-) -> str:
-    """Format the ends of an interval, unless they are unknown."""
-    return " to ".join(form(float(end)) for end in ends) if np.isfinite(ends).all() else "unknown"
+def format_ends(ends: Sequence[float] | Float[np.ndarray, "2"]) -> str:
+    """Format the ends of an interval."""
+    return "unknown" if np.isnan(ends[0]) else " to ".join(map(format_share, ends))

@@ -47,7 +47,7 @@ from analysis.mechanism.effects import (
     Edited,
     Restored,
     format_ends,
-    format_known,
+    format_share,
 )
 from analysis.words import name_place, round_percent
 
@@ -125,7 +125,7 @@ class Mechanism(Finding):
     def numbers(self) -> Table:
         """Return the numbers that decide the label."""
         rows = [
-            (found.name, format_known(found.value), format_ends(found.interval))
+            (found.name, format_share(found.value), format_ends(found.interval))
             for found in self.evidence
         ]
         measured = 0 if self.restored is None else self.restored.queries

@@ -1,7 +1,7 @@
 """Restore one clean entry at a time in a corrupt run: heat maps by layer and position or head."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Map, heat
-from analysis.interventions.points import find_axes, get_language_model, list_axes
+from analysis.interventions.points import find_axes, get_language_model
 from analysis.plain import figure_only
 from analysis.words import name_head
 from lab.hooks import HookPoint, hook_points, hooks
@@ -135,7 +135,13 @@ def sweep_positions(
             not one number.
     """
     names = _find_points(get_language_model(model), point)
-    return _sweep(model, clean, corrupt, metric, point, names, "position", labels)
+    found = _sweep(model, clean, corrupt, metric, point, names, "position")
+    if labels is None:
+        return found
+    wide = found.metric.shape[1]
+    if len(labels) != wide:
+        raise ValueError(f"labels has {len(labels)} entries, must have {wide}, a position each")
+    return replace(found, labels=tuple(labels))
 
 
 def sweep_heads(
@@ -169,19 +175,11 @@ def sweep_heads(
             if isinstance(block.mixer, HeadsMixer)
         }
         if not names:
-            raise ValueError(f"no mixer of the model names its heads (heads_hook). {_ask(inner)}")
-    return _sweep(model, clean, corrupt, metric, point or "heads", names, "head", None)
-
-
-def _ask(model: LanguageModel) -> str:
-    """Ask for a point with an axis of heads; name those that the model has."""
-    points = [
-        name.rpartition(".hook_")[2]
-        for name in hook_points(model)
-        if any("h" in axes for axes in list_axes(name))
-    ]
-    found = ", ".join(dict.fromkeys(points))
-    return f"Give a point: {found}" if found else "It has no point with an axis of heads"
+            raise ValueError(
+                "no mixer of the model names its heads (heads_hook): give a point with an axis of "
+                "heads, such as pattern or q"
+            )
+    return _sweep(model, clean, corrupt, metric, point or "heads", names, "head")
 
 
 def _find_points(model: LanguageModel, point: str) -> dict[int, str]:
@@ -210,61 +208,42 @@ def _sweep(
     point: str,
     names: dict[int, str],
     along: str,
-    labels: Sequence[str] | None,
 ) -> PatchSweep:
+    """Patch each index along an axis of points alone, several in one pass."""
     inner = get_language_model(model)
     check_pair(clean, corrupt)
     clean_logits, cache = inner.run_with_cache(clean, list(names.values()))
-    found = [
-        _patch_each(inner, corrupt, metric, name, cache[name], _find_axis(name, cache[name], along))
-        for name in names.values()
-    ]
-    wide = max(map(len, found))
-    if labels is not None and len(labels) != wide:
-        raise ValueError(f"labels has {len(labels)} entries, must have {wide}, a {along} each")
+    b, t = corrupt.shape
+    at_once = max(1, PASS_ENTRIES // (b * t * max(t, inner.head.out_features)))
+    rows: list[list[float]] = []
+    for name in names.values():
+        source, axes = cache[name], find_axes(cache[name], name)
+        letter = along[0].replace("p", "t")
+        if letter not in axes:
+            raise ValueError(f"{name} has no axis of {along}s to patch along")
+        axis = axes.index(letter)
+        size = source.shape[axis]
+        rows.append([])
+        for part in torch.eye(size, dtype=torch.bool, device=source.device).split(at_once):
+            marks = part.view(len(part), *(size if i == axis else 1 for i in range(source.ndim)))
+
+            def patch(tensor: Tensor, point: HookPoint, marks=marks, source=source) -> Tensor:
+                cells = tensor.unflatten(0, (len(marks), b))
+                return torch.where(marks, source, cells).flatten(0, 1)
+
+            with hooks(model, [(name, patch)]):
+                logits = inner(corrupt.repeat(len(part), 1)).unflatten(0, (len(part), b))
+            rows[-1] += [compute_metric(metric, cell) for cell in logits]
+    wide = max(map(len, rows))
     return PatchSweep(
         point=point,
         along=along,
         layers=np.array(list(names)),
-        metric=np.array([[*row, *[np.nan] * (wide - len(row))] for row in found]),
+        metric=np.array([row + [np.nan] * (wide - len(row)) for row in rows]),
         clean=compute_metric(metric, clean_logits),
         corrupt=compute_metric(metric, inner(corrupt)),
-        labels=tuple(map(str, range(wide))) if labels is None else tuple(labels),
+        labels=tuple(map(str, range(wide))),
     )
-
-
-def _find_axis(name: str, tensor: Tensor, along: str) -> int:
-    """Return the axis of positions or heads at a point."""
-    letter, form = along[0].replace("p", "t"), find_axes(tensor, name)
-    if letter not in form:
-        raise ValueError(f"{name} has no axis of {along}s to patch along")
-    return form.index(letter)
-
-
-def _patch_each(
-    model: LanguageModel,
-    tokens: Int[Tensor, "b t"],
-    metric: Metric,
-    name: str,
-    source: Tensor,
-    axis: int,
-) -> list[float]:
-    """Return the metric for each index along an axis, patched alone; several in one pass."""
-    b, t = tokens.shape
-    size, found = source.shape[axis], []
-    entries = b * t * max(t, model.head.out_features)
-    for part in torch.arange(size).split(max(1, PASS_ENTRIES // entries)):
-        marks = (part[:, None] == torch.arange(size)).to(source.device)
-        marks = marks.view(len(part), *(size if i == axis else 1 for i in range(source.ndim)))
-
-        def replace(tensor: Tensor, point: HookPoint, marks: Tensor = marks) -> Tensor:
-            cells = tensor.unflatten(0, (len(marks), b))
-            return torch.where(marks, source, cells).flatten(0, 1)
-
-        with hooks(model, [(name, replace)]):
-            logits = model(tokens.repeat(len(part), 1))
-        found += [compute_metric(metric, cell) for cell in logits.unflatten(0, (len(part), b))]
-    return found
 
 
 def compute_metric(metric: Metric, logits: Float[Tensor, "b t v"]) -> float:

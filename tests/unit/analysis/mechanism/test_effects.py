@@ -7,14 +7,18 @@ from torch import nn
 
 from analysis.base import Subject
 from analysis.mechanism import effects, measure
-from analysis.mechanism.couples import Couples, draw_couples, estimate_share
+from analysis.mechanism.couples import (
+    Couples,
+    draw_couples,
+    estimate_share,
+    measure_baseline,
+)
 from analysis.mechanism.effects import (
     ARMS,
     SITES,
     Components,
     edit,
     find_carriers,
-    measure_baseline,
     measure_components,
     restore,
 )

@@ -75,7 +75,7 @@ def test_a_sweep_says_and_draws_what_it_restores(model):
     assert_close(torch.tensor(last[:-1]), torch.zeros(8).double())
     trace: Any = next(found.figure().select_traces())
     row, column = np.unravel_index(np.nanargmax(found.restored), found.restored.shape)
-    assert f"Layer {row}, position {column} ({'abcdefghi'[column]}) restores most" in found.says
+    assert f"layer {row}, position {column} ({'abcdefghi'[column]}) restores most" in found.says
     assert np.allclose(trace.z[::-1], found.restored)
     same = sweep_positions(model, CLEAN, CLEAN, metric)
     assert same.says.startswith("No patch restores")
@@ -92,8 +92,7 @@ def test_refusals(model, unchecked):
         sweep_positions(both, CLEAN, CORRUPT, metric, "normalized")
     with pytest.raises(ValueError, match="has no axis of heads to patch along"):
         sweep_heads(model, CLEAN, CORRUPT, metric, "resid_pre")
-    words = "no mixer of the model names its heads .* It has no point with an axis of heads"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="no mixer of the model names its heads"):
         sweep_heads(stack(UserMixer()), CLEAN, CORRUPT, metric)
     with pytest.raises(ValueError, match="labels has 2 entries, must have 9, a position each"):
         sweep_positions(model, CLEAN, CORRUPT, metric, labels=["a", "b"])
