@@ -82,41 +82,39 @@ class PairMass(Finding):
     @property
     def says(self) -> str:
         """The heads with the largest shares, and whether any of them stands out."""
-        stands_out = self.interval[:, :, 0].max(0) >= self.chance + SHOWS * (1 - self.chance)
-        opening = "Heads look at their pair"
-        if not stands_out.any():
-            opening = "No head clearly looks at its pair"
-        best = self.share.argmax(0)
-        value, _, written = (
-            f"{percent(self.share[i, quantity])} ({self._name(i)}; uniform row: "
-            f"{self._name_chance(quantity, i)})"
-            for quantity, i in enumerate(best)
-        )
-        read_at = name_place(self._find_offset(0, best[0]), "the value they ask for")
-        write_at = name_place(self._find_offset(2, best[2]), "a value")
+        opening = "No head clearly looks at its pair"
+        if (self.interval[:, :, 0].max(0) >= self.chance + SHOWS * (1 - self.chance)).any():
+            opening = "Heads look at their pair"
+        (asked, read), _, (written, bound) = self._list_largest()
         return (
-            f"{opening}: query rows put up to {value} of their mass on {read_at}, and the row of "
-            f"{write_at} puts up to {written} on its key."
+            f"{opening}: query rows put up to {read[2]} ({read[1]}; uniform row: {read[4]}) of "
+            f"their mass on {name_place(asked, 'the value they ask for')}, and the row of "
+            f"{name_place(written, 'a value')} puts up to {bound[2]} ({bound[1]}; uniform row: "
+            f"{bound[4]}) on its key."
         )
 
     def numbers(self) -> Table:
         """Return the largest share of each quantity, beside what a uniform row gives."""
-        rows = []
-        for quantity, i in enumerate(self.share.argmax(0)):
-            place = name_place(self._find_offset(quantity, i), "value")
-            low, high = self.interval[i, quantity]
-            rows.append(
-                (
-                    QUANTITIES[quantity].replace("value", place),
-                    self._name(i),
-                    percent(self.share[i, quantity]),
-                    "one row" if math.isnan(low) else f"{percent(low)} to {percent(high)}",
-                    self._name_chance(quantity, i),
-                )
-            )
+        rows = [row for _, row in self._list_largest()]
         if self.without:
             rows.append(("no matrix", name_layers(self.without), "", "", ""))
         return Table(("mass", "head", "largest share", "95 % interval", "uniform row"), tuple(rows))
+
+    def _list_largest(self) -> list[tuple[int, tuple[str, ...]]]:
+        """Return for each quantity how far after a value it lies, and a row of the table."""
+        found = []
+        for quantity, i in enumerate(self.share.argmax(0)):
+            read, written = self.offsets.get(int(self.layers[i]))
+            offset = (read, 0, written)[quantity]
+            name = QUANTITIES[quantity].replace("value", name_place(offset, "value"))
+            low, high = self.interval[i, quantity]
+            ends = "one row" if math.isnan(low) else f"{percent(low)} to {percent(high)}"
+            # The row of a later position has less there than the value's own.
+            below = "below " if quantity == 2 and offset else ""
+            chance = f"{below}{percent(self.chance[quantity])}"
+            share = percent(self.share[i, quantity])
+            found.append((offset, (name, self._name(i), share, ends, chance)))
+        return found
 
     def figure(self) -> go.Figure:
         """Draw one line per head, with a dot for each quantity and a tick where chance is."""
@@ -135,16 +133,6 @@ class PairMass(Finding):
                 Dots("a uniform row", chance, look="chance"),
             ]
         return pairs(names, Pairs(dots, Axis("share of the row's mass", "share")))
-
-    def _name_chance(self, quantity: int, head: int) -> str:
-        """Format what a uniform row gives; the row of a position after a value has less."""
-        later = quantity == 2 and self._find_offset(quantity, head)
-        return f"{'below ' if later else ''}{percent(self.chance[quantity])}"
-
-    def _find_offset(self, quantity: int, head: int) -> int:
-        """Return how far after a value the head of a quantity finds it."""
-        read, written = self.offsets.get(int(self.layers[head]))
-        return (read, 0, written)[quantity]
 
     def _name(self, i: int) -> str:
         """Name a head: by its layer alone if that has no other head."""
