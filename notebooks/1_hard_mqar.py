@@ -121,12 +121,12 @@ matrices.draw(second)
 
 # %%
 masses, by_place = recall.measure(subject)
-print(recall.describe(masses).says)
-recall.draw(masses)
+print(masses.says)
+masses.figure()
 
 # %%
-print(recall.describe(by_place).says)
-recall.draw(by_place)
+print(by_place.says)
+by_place.figure()
 
 # %% [markdown]
 # ## Does it need what it looks at?

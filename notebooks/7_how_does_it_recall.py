@@ -65,8 +65,7 @@ print(f"{len(batch.inputs)} rows of {task.seq_len} tokens, weights of step {subj
 # %%
 restored, *edited = mechanism.measure(subject)
 for found in (restored, *edited):
-    words = mechanism.describe(found)
-    print(f"{words.title}\n{words.says}\n")
+    print(f"{found.title}\n{found.says}\n")
 
 # %% [markdown]
 # In the corrupt rows two keys have changed places. The clean residual stream is restored in them at
@@ -74,14 +73,14 @@ for found in (restored, *edited):
 # carries the answer.
 
 # %%
-mechanism.draw(restored)
+restored.figure()
 
 # %% [markdown]
 # The next figure shows what is left of the answer when single edges of a mixer's matrix are
 # blocked, or when two values change places. The crosses are the placebos.
 
 # %%
-mechanism.draw(edited[0]) if edited else print("keys do not move the answer: nothing to edit")
+edited[0].figure() if edited else print("keys do not move the answer: nothing to edit")
 
 # %% [markdown]
 # ## The same by hand

@@ -254,8 +254,8 @@ print(pl.DataFrame({"share kept at": subject.task.role_names, **by_role}))
 
 # %%
 found, *edited = mechanism.measure(subject)
-print(mechanism.describe(found).says)
-mechanism.draw(found)
+print(found.says)
+found.figure()
 
 # %% [markdown]
 # One of them by hand: no value reads the token before it, its key, in the mixer's matrix; the
