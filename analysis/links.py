@@ -18,6 +18,8 @@ from tasks.base import IGNORE, MAX_ROWS, Batch, count_rows
 
 PAIR_LINKS = ("query_pos", "key_pos", "value_pos")
 """The links of a task that stores pairs of keys and values."""
+SHOWS = 0.25
+"""How far from a uniform row's mass to all of it a head must be to show that it looks there."""
 OFFSET_TOKENS, OFFSET_ROWS = 16_384, 32
 """Maximum number of tokens and rows on which offsets are chosen and confirmed."""
 

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
-from analysis.links import IN_PLACE, Offsets, find_offsets, find_pairs, has_pairs
-from analysis.matrices.layer_matrix import SHOWS
+from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets, find_pairs, has_pairs
 from analysis.mixing import Mixer, collect_mixers
 from analysis.scoring import scored
 from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, format_span

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from analysis import mechanism
 from analysis.base import NotApplicableError, Subject
-from analysis.mechanism.label import Mechanism
+from analysis.mechanism import Mechanism
 from analysis.plain import figure_only
 from analysis.run import baselines
 from analysis.run.evaluations import read_evaluations

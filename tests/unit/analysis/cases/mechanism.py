@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from analysis.links import Offsets
+from analysis.mechanism import Mechanism
 from analysis.mechanism.couples import Measured
 from analysis.mechanism.effects import Components, Edited, Restored
-from analysis.mechanism.label import Mechanism
 from tests.unit.analysis.case import Case
 
 FOLLOW = ("follow the key", 0.7), ("follow the position", 0.2)

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from analysis.base import Subject
-from analysis.mechanism import measure
+from analysis.mechanism import Mechanism, measure
 from analysis.mechanism.couples import Couples, draw_couples, measure_baseline
 from analysis.mechanism.effects import Edited
-from analysis.mechanism.label import Mechanism
 from lab.models import build
 from lab.models.language_model import LanguageModel
 from tasks.base import Batch

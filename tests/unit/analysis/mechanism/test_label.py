@@ -8,10 +8,9 @@ import torch
 
 from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS
-from analysis.mechanism import measure
+from analysis.mechanism import classify, measure
 from analysis.mechanism.couples import Followed, Measured
 from analysis.mechanism.effects import Edited, Restored
-from analysis.mechanism.label import classify
 from analysis.plain import to_plain
 from tasks.base import IGNORE, Batch
 from tests import mechanisms
