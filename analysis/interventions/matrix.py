@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from analysis.interventions.points import (
@@ -94,17 +94,40 @@ def block_edges(
         ValueError: for an index out of bounds, lists of different lengths, a source after its
             target, and as `edit_matrix`.
     """
-    edges = _Edges(
-        to_indices("targets", targets),
-        to_indices("sources", sources),
-        None if rows is None else to_indices("rows", rows),
-        None if heads is None else to_indices("heads", heads),
-    )
+    at, of = to_indices("targets", targets), to_indices("sources", sources)
+    check_lengths(targets=at, sources=of)
+    for target, source in zip(at.tolist(), of.tolist(), strict=True):
+        if source > target:
+            raise ValueError(f"source {source} is after its target {target}: no token reads ahead")
+    in_rows = None if rows is None else to_indices("rows", rows)
+    in_heads = None if heads is None else to_indices("heads", heads)
+    if in_rows is not None:
+        check_lengths(targets=at, rows=in_rows)
+
+    def check(x: Tensor) -> None:
+        check_below("targets", at, x.shape[1], "sequence length")
+        if in_rows is not None:
+            check_below("rows", in_rows, x.shape[0], "rows of the batch")
+
+    def mark(matrix: Tensor, batch: Tensor) -> Tensor:
+        """Return whether each entry of some rows' matrices is blocked [b h t s]."""
+        b, h, t, s = matrix.shape
+        edges = torch.zeros(b, t, s, dtype=torch.bool)
+        if in_rows is None:
+            edges[:, at, of] = True
+        else:
+            row, edge = (batch.cpu()[:, None] == in_rows).nonzero(as_tuple=True)
+            edges[row, at[edge], of[edge]] = True
+        chosen = torch.ones(h, dtype=torch.bool)
+        if in_heads is not None:
+            check_below("heads", in_heads, h, "heads of the matrix")
+            chosen = torch.zeros(h, dtype=torch.bool).index_fill(0, in_heads, True)
+        return edges.to(matrix.device)[:, None] & chosen.to(matrix.device)[:, None, None]
 
     def close(matrix: Tensor, batch: Tensor) -> Tensor:
-        return matrix.masked_fill(edges.mark(matrix, batch), 0.0)
+        return matrix.masked_fill(mark(matrix, batch), 0.0)
 
-    with _apply_by_matrix(model, layer, _Change(matrix=close, check=edges.check, blocked=edges)):
+    with _apply_by_matrix(model, layer, _Change(matrix=close, check=check, blocked=mark)):
         yield model
 
 
@@ -149,52 +172,6 @@ def swap_values(
 
 
 @dataclass(frozen=True)
-class _Edges:
-    """Entries of matrices [b h t s]: t and s of each, b (None: all rows), and heads (None: all).
-
-    Raises:
-        ValueError: for lists of different lengths, or a source after its target.
-    """
-
-    targets: Int[Tensor, " n"]
-    sources: Int[Tensor, " n"]
-    rows: Int[Tensor, " n"] | None
-    heads: Int[Tensor, " m"] | None
-
-    def __post_init__(self):
-        check_lengths(targets=self.targets, sources=self.sources)
-        if self.rows is not None:
-            check_lengths(targets=self.targets, rows=self.rows)
-        late = (self.sources > self.targets).nonzero()[:, 0]
-        if len(late):
-            source, target = self.sources[late[0]], self.targets[late[0]]
-            raise ValueError(f"source {source} is after its target {target}: no token reads ahead")
-
-    def check(self, x: Float[Tensor, "b t d"]) -> None:
-        """Check that a batch has the entries."""
-        check_below("targets", self.targets, x.shape[1], "sequence length")
-        if self.rows is not None:
-            check_below("rows", self.rows, x.shape[0], "rows of the batch")
-
-    def mark(
-        self, matrix: Float[Tensor, "b h t s"], batch: Int[Tensor, " b"]
-    ) -> Bool[Tensor, "b h t s"]:
-        """Return matrices of these rows of the batch that are True at the entries."""
-        b, h, t, s = matrix.shape
-        heads = torch.arange(h) if self.heads is None else self.heads
-        check_below("heads", heads, h, "heads of the matrix")
-        edges = torch.zeros(b, t, s, dtype=torch.bool)
-        if self.rows is None:
-            edges[:, self.targets, self.sources] = True
-        else:
-            of, edge = (batch.cpu()[:, None] == self.rows).nonzero(as_tuple=True)
-            edges[of, self.targets[edge], self.sources[edge]] = True
-        of_head = torch.zeros(h, dtype=torch.bool)
-        of_head[heads] = True
-        return edges.to(batch.device)[:, None] & of_head.to(batch.device)[:, None, None]
-
-
-@dataclass(frozen=True)
 class _Change:
     """What an intervention changes of y = project(x, M @ values).
 
@@ -202,13 +179,13 @@ class _Change:
         matrix: edits M.
         values: edits the values [b h s p].
         check: checks the input, before anything is computed.
-        blocked: entries whose scores a softmax must not see.
+        blocked: marks entries whose scores a softmax must not see.
     """
 
     matrix: Edit | None = None
     values: Edit | None = None
     check: Callable[[Tensor], None] | None = None
-    blocked: _Edges | None = None
+    blocked: Edit | None = None
 
 
 class _MatrixForward:
@@ -269,8 +246,8 @@ class _MatrixForward:
 
         def close(scores: Tensor, point: HookPoint) -> Tensor:
             closed = scores
-            for edges in blocked:
-                closed = closed.masked_fill(edges.mark(scores, rows), -torch.inf)
+            for mark in blocked:
+                closed = closed.masked_fill(mark(scores, rows), -torch.inf)
             # A row without any edge left keeps its scores: the matrix is zeroed after the softmax.
             empty = (closed == -torch.inf).all(-1, keepdim=True)
             return torch.where(empty, scores, closed)
