@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Map, heat
+from analysis.figures.heat import FEW
 from analysis.interventions.points import find_axes, get_language_model
 from analysis.plain import figure_only
 from analysis.words import name_head
@@ -24,8 +25,6 @@ Metric = Callable[[Float[Tensor, "b t v"]], Tensor | float]
 
 PASS_ENTRIES = 2**24
 """Scores or logits of the patched copies of a batch that go through the model in one pass."""
-LABELS = 32
-"""Maximum number of columns of a figure that are labelled each."""
 LEAST = 0.01
 """The share of the difference from which on a cell restores something; less may be rounding."""
 
@@ -92,7 +91,7 @@ class PatchSweep(Finding):
         shown = Map(
             self.restored[::-1],
             [f"layer {self.layers[i]}" for i in lines],
-            self.labels if wide <= LABELS else np.arange(wide),
+            self.labels if wide <= FEW else np.arange(wide),
             notes=[[self._name_cell(i, j) for j in range(wide)] for i in lines],
         )
         colors = Colors("share of the difference restored", ends=(-bound, bound))
