@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
@@ -17,7 +17,7 @@ from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, fo
 from analysis.statistics.intervals import bootstrap, bound_share
 from analysis.words import name_head, name_layers, name_place, percent, percents
 from lab.layers.mixer import MatrixMixer
-from tasks.base import Batch, count_rows
+from tasks.base import count_rows
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 
@@ -271,7 +271,15 @@ def measure_by_place(subject: Subject) -> RecallByPlace:
         split, device = "probe", batch.inputs.device
         size = len(batch.inputs)
         batch = subject.task.batch(split=split, size=size, seed=subject.seed, device=device)
-    right, rows, links = _answer_queries(subject, batch)
+    found, query = scored(subject.model, batch), batch.links["query_pos"]
+    places = found.find(query).cpu().numpy()
+    real = places >= 0
+    right, rows = found.right.cpu().numpy()[places[real]], real.nonzero()[0]
+    links = {
+        name: link.cpu().numpy()[real]
+        for name, link in batch.links.items()
+        if link.shape == query.shape
+    }
     slots = links["store_slot"] if "store_slot" in links else _rank_in_row(rows, links["value_pos"])
     width = max(1, math.ceil((slots.max() + 1) / SLOT_BINS))
     distance = links["query_pos"] - links["value_pos"]
@@ -289,21 +297,6 @@ def measure_by_place(subject: Subject) -> RecallByPlace:
         else None,
         decoy=None if decoy is None else bin_accuracy(decoy, np.arange(3), right, rows, rng),
     )
-
-
-def _answer_queries(
-    subject: Subject, batch: Batch
-) -> tuple[Bool[np.ndarray, " q"], Int[np.ndarray, " q"], dict[str, Int[np.ndarray, " q"]]]:
-    """Return for every query whether its answer is right, its row, and its links."""
-    found, query = scored(subject.model, batch), batch.links["query_pos"]
-    places = found.find(query).cpu().numpy()
-    real = places >= 0
-    links = {
-        name: link.cpu().numpy()[real]
-        for name, link in batch.links.items()
-        if link.shape == query.shape
-    }
-    return found.right.cpu().numpy()[places[real]], real.nonzero()[0], links
 
 
 def _rank_in_row(
