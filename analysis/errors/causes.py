@@ -1,4 +1,4 @@
-"""Causes of errors that can be read off the row: where the wrong answer occurs in it.
+"""Causes of errors: in the row, a dynamic mask that hides the value, and decay that weakens it.
 
 Axis letter of this file, besides the package's: w wrong answer.
 """
@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
+from analysis.dynamic_mask.masks import find_masked_layers, find_onsets, name_mask_points
 from analysis.links import find_pairs, has_pairs
+from analysis.scoring import scored
+from lab.hooks import HookPoint
+from lab.layers.ssd import SSD
+from lab.models import LanguageModel
+from lab.models.evaluation import find_stored_positions, score
 from tasks.base import IGNORE, Batch
 
 DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN = (
@@ -26,6 +34,8 @@ CAUSES = (DECOY, MASKED, DECAYED, OTHER_PAIR, IN_ROW, OUTRANKED, UNKNOWN)
 """In order of precedence: an error is attributed to the first cause that applies."""
 BLOCK_ENTRIES = 2**20
 """Maximum number of tokens that are compared with answers at once."""
+READS = 2.0
+"""An SSD head is a reader if it weights right values this many times more than other values."""
 
 
 @dataclass(frozen=True)
@@ -197,3 +207,158 @@ def find_neighbours(
     beside = legal & (np.abs(order - mine) == 1)
     by_chance = (beside.sum(1) / legal.sum(1)).mean()
     return (np.abs(theirs - mine) == 1)[:, 0], float(by_chance)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The SSD head that weights right values most, relative to other pairs' values.
+
+    Attributes:
+        layer: index of the block.
+        head: of its mixer.
+        contrast: mean |M| from queries to their value, divided by mean |M| to another pair's value.
+    """
+
+    layer: int
+    head: int
+    contrast: float
+
+
+@torch.no_grad()
+def detect_masked(
+    model: LanguageModel, batch: Batch, questions: Questions
+) -> Bool[np.ndarray, " w"]:
+    """Return whether the mask of some layer hides the key or value from all its heads."""
+    hidden, layers = np.zeros(len(questions), bool), find_masked_layers(model)
+
+    def look(bias: Tensor, point: HookPoint) -> None:
+        layer = layers[int(point.name.split(".")[1])]
+        first = find_onsets(bias[:, :, 0], layer.window).cpu().numpy()
+        for source in (questions.keys, questions.values):
+            hidden[:] |= is_hidden(first, questions, source)
+
+    if layers and has_pairs(batch):
+        with model.hooks([(name_mask_points(layers), look)]):
+            score(model, batch, "fp32")
+    return hidden
+
+
+def is_hidden(
+    first: Int[np.ndarray, "b h t"], questions: Questions, sources: Int[np.ndarray, " w"]
+) -> Bool[np.ndarray, " w"]:
+    """Return whether a source is masked for the query in every head, by `masking.find_onsets`."""
+    since = first[questions.rows, :, np.maximum(sources, 0)]
+    return (since <= questions.positions[:, None]).all(1) & (sources >= 0)
+
+
+@torch.no_grad()
+def answer_unmasked(model: LanguageModel, batch: Batch) -> Int[Tensor, " q"]:
+    """Return the answers at scored positions when no mask hides a stored key or value.
+
+    Stored keys and values get the largest bias of the row. Windows grow by as many keys as a row
+    stores, so that they still keep everything they kept before.
+    """
+    stored, layers = find_stored_positions(batch), find_masked_layers(model)
+    windows = {i: layer.window for i, layer in layers.items() if layer.window is not None}
+
+    def lift(bias: Tensor, point: HookPoint) -> Tensor:
+        largest = bias.amax(-1, keepdim=True)
+        # A window prefers the later of equal biases, so these are larger by the smallest amount.
+        above = torch.nextafter(largest, torch.full_like(largest, math.inf))
+        return torch.where(stored[:, None, None], above, bias)
+
+    try:
+        for i, window in windows.items():
+            layers[i].window = window + int(stored.sum(1).max())
+        with model.hooks([(name_mask_points(layers), lift)]):
+            return scored(model, batch).answers
+    finally:
+        for i, window in windows.items():
+            layers[i].window = window
+
+
+@torch.no_grad()
+def detect_decayed(
+    model: LanguageModel,
+    batch: Batch,
+    everyone: Questions,
+    placebo: Int[np.ndarray, " q"],
+    wrong: Questions,
+    rivals: Int[np.ndarray, "n w"],
+) -> tuple[Reader | None, Bool[np.ndarray, "n w"]]:
+    """Return whether decay alone ranks a rival above the right value, in the best SSD reader.
+
+        |M_t,value| < |M_t,rival| although |C_t·B_value| dt_value ≥ |C_t·B_rival| dt_rival
+
+    Args:
+        model: any.
+        batch: rows with pairs.
+        everyone: all scored positions; the reader is chosen on them.
+        placebo: for each of them the position of another pair's value, −1 for none.
+        wrong: the errors.
+        rivals: n sets of positions that hold the wrong answer, −1 for none.
+    """
+    mixers = {
+        f"blocks.{i}.mixer.hook_": block.mixer
+        for i, block in enumerate(model.list_blocks())
+        if isinstance(block.mixer, SSD)
+    }
+    readers: list[tuple[Reader, Bool[np.ndarray, "n w"]]] = []
+    known, seen = (everyone.values >= 0) & (placebo >= 0), dict[str, Tensor]()
+
+    def look(tensor: Tensor, point: HookPoint) -> None:
+        place, _, name = point.name.rpartition("hook_")
+        seen[name] = tensor
+        if name != "C_rot":
+            return
+        groups = mixers[f"{place}hook_"].group_of_head
+        seen["total"] = seen["log_decay"].double().cumsum(1)
+        on_value, on_other = (
+            split_entries(seen, groups, everyone[known], sources[known]).prod(0).mean(0)
+            for sources in (everyone.values, placebo)
+        )
+        contrast = on_value / np.maximum(on_other, np.finfo(np.float64).tiny)
+        head = int(contrast.argmax())
+        mine = split_entries(seen, groups, wrong, wrong.values)[..., head]
+        flips = []
+        for rival in rivals:
+            theirs = split_entries(seen, groups, wrong, rival)[..., head]
+            below = (mine.prod(0) < theirs.prod(0)) & (mine[0] >= theirs[0])
+            flips.append(below & (wrong.values >= 0) & (rival >= 0))
+        reader = Reader(int(point.name.split(".")[1]), head, float(contrast[head]))
+        readers.append((reader, np.stack(flips)))
+        seen.clear()
+
+    if mixers and known.any():
+        parts = ("dt", "log_decay", "B_rot", "C_rot")
+        with model.hooks([([place + part for place in mixers for part in parts], look)]):
+            score(model, batch, "fp32")
+        reader, flips = max(readers, key=lambda found: found[0].contrast)
+        if reader.contrast >= READS:
+            return reader, flips
+    return None, np.zeros(rivals.shape, bool)
+
+
+def split_entries(
+    seen: dict[str, Tensor],
+    groups: Int[Tensor, " h"],
+    questions: Questions,
+    sources: Int[np.ndarray, " w"],
+) -> Float[np.ndarray, "two w h"]:
+    """Return entries of an SSD mixer's matrix, without D, as |C·B| dt and the decay exp Σ a.
+
+    Args:
+        seen: tensors that passed the mixer's hook points, and the total of the log-decay.
+        groups: the group of each head.
+        questions: the entries' target positions.
+        sources: their source positions.
+    """
+    B, C, dt, total = (seen[name] for name in ("B_rot", "C_rot", "dt", "total"))
+    rows, targets, source = (
+        torch.from_numpy(part).to(B.device)
+        for part in (questions.rows, questions.positions, np.maximum(sources, 0))
+    )
+    raw = (C[rows, targets] * B[rows, source]).sum(-1).abs().double()
+    size = raw[:, groups.to(raw.device)] * dt[rows, source]
+    decay = (total[rows, targets] - total[rows, source]).exp()
+    return torch.stack([size, decay]).cpu().numpy()

@@ -20,7 +20,7 @@ from analysis.pages.run_columns import RunColumn, name_apart, summarize_run
 from analysis.plain import to_plain
 from analysis.plots.heatmaps import Picture
 from analysis.run import baselines, dynamics
-from analysis.run.onsets import Onsets
+from analysis.run.dynamics import Onsets
 from analysis.words import capitalize, count_decimals
 from lab.files import RunError, explain_write_errors, write
 from lab.training.run import Run

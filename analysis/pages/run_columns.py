@@ -13,7 +13,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mechanism import Mechanism
 from analysis.plain import figure_only
 from analysis.run import baselines
-from analysis.run.evaluations import read_evaluations
+from analysis.run.curves import read_evaluations
 from lab.training.catalog import name_choices
 from lab.training.records import find_ending, name_ending
 from lab.training.run import Run

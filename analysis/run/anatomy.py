@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from analysis.base import Finding, Subject, Words, describe, draw
-from analysis.plots.style import (
+from analysis.base import Finding, Subject, describe, draw
+from analysis.figures.theme import (
     BLUE,
     GREEN,
     MUTED,
@@ -55,31 +55,28 @@ class StackAnatomy(Anatomy, Finding):
         """Return an anatomy as a finding."""
         return cls(found.embedding, found.unit, found.times, found.head)
 
-    def describe(self) -> Words:
-        """Say how large the model is, and which layers hold most of its parameters."""
+    title = "The stack, from tokens to logits"
+    reading = (
+        "Read it from the bottom up. Each block adds the output of its mixer, then that of its "
+        "state transform, to the residual stream (the line). A bracket marks blocks that repeat, "
+        "and × says how often."
+    )
+
+    @property
+    def says(self) -> str:
+        """How large the model is, and which layers hold most of its parameters."""
         blocks = sum(run.times for run in self.unit) * self.times
         sizes: Counter[str] = Counter()
         for part in self.parts:
             sizes[part.name] += part.parameters
-        (largest, size), *_ = sizes.most_common(1)
-        copies = sum(part.name == largest for part in self.parts)
-        says = f"{blocks} block{'s' * (blocks != 1)}, {abbreviate(self.total)} parameters"
-        if self.active < self.total:
-            says += f", of which a token uses {abbreviate(self.active)}"
-        where = f"the {largest}" if copies == 1 else f"the {copies} {largest} layers"
-        says += f"; {100 * size / self.total:.0f} % of all are in {where}."
-        return Words(
-            title="The stack, from tokens to logits",
-            says=says,
-            reading=(
-                "Read it from the bottom up. Each block adds the output of its mixer, then "
-                "that of its state transform, to the residual stream (the line). A bracket marks "
-                "blocks that repeat, and × says how often."
-            ),
-            alt=f"Drawing of the model's blocks. {says}",
+        [(largest, size)] = sizes.most_common(1)
+        count = f"{abbreviate(self.total)} parameters, of which a token uses "
+        return (
+            f"Blocks: {blocks}; {count}{abbreviate(self.active)}; {100 * size / self.total:.0f} % "
+            f"of all are in {largest}."
         )
 
-    def draw(self) -> go.Figure:
+    def figure(self) -> go.Figure:
         """Draw the layers as boxes along the residual stream, from the bottom up."""
         pitch = BOX + GAP
         layers = [

@@ -1,15 +1,13 @@
 """How good is it? Test accuracy next to chance, the shortcuts and the oracle."""
 
-import html
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
-from analysis.plots.lines import order_lines
-from analysis.plots.style import MUTED, make_whiskers, new_figure
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Bars, bars
 from analysis.words import capitalize, count_decimals, join_names, percent, percents
 from lab.config import AUDIT_ROWS
 from lab.intervals import wilson
@@ -24,6 +22,7 @@ __all__ = ["TITLE", "Standing", "describe", "draw", "measure"]
 TITLE = "How good is it?"
 LITTLE = 0.1
 """Part of the way from chance to the oracle below which a model has learned next to nothing."""
+TICKS = {0: "0 %", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 1: "100 %"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,13 @@ class Standing(Finding):
     by_hand: str = ""
     failure: str = ""
 
+    title = "Test accuracy against rules that need no training"
+    reading = (
+        "The whisker is the 95 % interval over test rows; answers of a row may be right or wrong "
+        "together. The grey bars need no training: rules that see the row, and the oracle, which "
+        "solves the task."
+    )
+
     @property
     def ending(self) -> str:
         """How the run ended, in words."""
@@ -70,17 +76,13 @@ class Standing(Finding):
             return f"Training diverged after {steps}; there is no accuracy to report."
         if self.accuracy is None or self.interval is None:
             return f"This run has not ended: {steps} on record, no result yet."
-        if self.stopped == "solved":
-            opening = f"Solved after {steps}"
-        elif self.stopped == "interrupted":
-            opening = f"Interrupted after {steps}"
-        elif self.stopped == "out of time":
-            opening = f"Stopped at the time limit after {steps}"
-        elif self.accuracy >= self.solved_at:
-            opening = f"Solved, after all of its {steps}"
-        else:
-            opening = f"Not solved within {steps}"
-        return f"{opening}: {percent(self.accuracy)} of the answers are right."
+        done = self.accuracy >= self.solved_at
+        opening = {
+            "solved": "Solved after",
+            "interrupted": "Interrupted after",
+            "out of time": "Stopped at the time limit after",
+        }.get(self.stopped, "Solved, after all of its" if done else "Not solved within")
+        return f"{opening} {steps}: {percent(self.accuracy)} of the answers are right."
 
     @property
     def learned(self) -> bool:
@@ -106,69 +108,46 @@ class Standing(Finding):
             f"{percent(oracle)}."
         )
 
-    def describe(self) -> Words:
-        """Say which rules the model beats, equals or falls short of."""
-        rules = list(zip(self.names, self.scores, strict=True))
-        alt = "Bars of test accuracy: "
-        if self.accuracy is None or self.interval is None:
-            opening, reason = f"There is no accuracy yet. {self.rules}", self.failure
-            reading = (
-                f"Each rule is scored on the first {self.rule_rows:,} test rows; the run itself is "
-                f"{self.ending}."
-            )
-        else:
-            low, high = self.interval
-            rivals = [rule for rule in rules if rule[0] != "oracle"]
-            groups = {
-                "above": [name for name, score in rivals if score < low],
-                "level with": [name for name, score in rivals if low <= score <= high],
-                "below": [name for name, score in rivals if score > high],
-            }
-            places = [f"{where} {_quote(names)}" for where, names in groups.items() if names]
-            opening = f"The model's accuracy is {', '.join(places)}."
-            reason = f"{self.by_hand} {self.failure}".strip()
-            reading = (
-                f"The whisker is the 95 % interval over {self.rows:,} test rows, "
-                f"{' to '.join(percents(low, high))}; answers of a row may be right or wrong "
-                "together. The other bars need no training: rules that see the row, and the "
-                f"oracle, which solves the task, on the first {self.rule_rows:,} of these rows."
-            )
-            alt += f"model {percent(self.accuracy)}, "
-        says = f"{opening} {reason}".rstrip()
-        alt += ", ".join(f"{name} {percent(score)}" for name, score in rules) + "."
-        return Words("Test accuracy against rules that need no training", says, reading, alt)
+    @property
+    def says(self) -> str:
+        """Which rules the model beats, equals or falls short of."""
+        if self.interval is None:
+            return f"There is no accuracy yet; the run itself is {self.ending}."
+        low, high = self.interval
+        rivals = [pair for pair in zip(self.names, self.scores, strict=True) if pair[0] != "oracle"]
+        groups = {
+            "above": [name for name, score in rivals if score < low],
+            "level with": [name for name, score in rivals if low <= score <= high],
+            "below": [name for name, score in rivals if score > high],
+        }
+        places = [f"{where} {_quote(names)}" for where, names in groups.items() if names]
+        return f"The model's accuracy is {', '.join(places)}."
 
-    def draw(self) -> go.Figure:
+    def numbers(self) -> Table:
+        """Return the interval, and why the run is not solved, as far as that is known."""
+        known = " to ".join(percents(*self.interval)) if self.interval else ""
+        rows = {
+            f"95 % interval, {self.rows:,} test rows": known,
+            "test rows for the rules": f"the first {self.rule_rows:,}",
+            "weights set by hand": self.by_hand,
+            "why it failed": self.failure,
+        }
+        return Table(("what", "found"), tuple(row for row in rows.items() if row[1]))
+
+    def figure(self) -> go.Figure:
         """Draw bars of accuracy: the model on top, then oracle, shortcuts and chance."""
-        order = sorted(zip(self.scores, self.names, strict=True))
+        order = sorted(zip(self.scores, self.names, strict=True), reverse=True)
+        own = np.array([np.nan if self.accuracy is None else self.accuracy])
+        ends = np.array([self.interval or (np.nan, np.nan)])
         decimals = count_decimals([*self.scores, self.accuracy or 0.0])
-        names = [html.escape(name) for _, name in order]
-        fig = new_figure(height=140 + 30 * (len(names) + 1))
-        if self.accuracy is not None and self.interval is not None:
-            fig.add_bar(
-                x=[self.accuracy],
-                y=["model"],
-                orientation="h",
-                error_x=make_whiskers(np.array([self.accuracy]), np.array([self.interval])),
-                hovertemplate="model: %{x:.2%}<extra></extra>",
-            )
-            label = f"<b>{percent(self.accuracy, decimals)}</b>"
-            fig.add_annotation(text=label, x=self.interval[1], y="model", xanchor="left", xshift=6)
-            names.append("model")
-        fig.add_bar(
-            x=[score for score, _ in order],
-            y=names[: len(order)],
-            orientation="h",
-            marker={"color": MUTED, "opacity": 0.6},
-            text=[percent(score, decimals) for score, _ in order],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{x:.2%}<extra></extra>",
-        )
-        fig.update_xaxes(range=[0, 1.24], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
-        fig.update_xaxes(title_text="accuracy at scored positions", showline=False)
-        order_lines(fig, names[::-1])
-        return fig.update_layout(showlegend=False, bargap=0.4, margin_t=58)
+        scores = np.array([np.nan, *(score for score, _ in order)])
+        texts = ["", *(percent(score, decimals) for score, _ in order)]
+        rules = Bars("needs no training", scores, texts=texts, quiet=True)
+        text = [f"<b>{percent(float(own[0]), decimals)}</b>"]
+        model = Bars("model", own, ends, texts=text)
+        axis = Axis("accuracy at scored positions", "share", ends=(0, 1.24), ticks=TICKS)
+        fig = bars(["model", *(name for _, name in order)], [model, rules], axis)
+        return fig.update_layout(barmode="overlay", showlegend=False)
 
 
 def measure(subject: Subject) -> list[Standing]:

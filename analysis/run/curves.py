@@ -9,13 +9,13 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
-from analysis.plots.lines import REFERENCE, draw_references
-from analysis.plots.style import LABEL, MUTED, new_figure
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Curves, Line, curves
+from analysis.figures.theme import MUTED
 from analysis.run import baselines
-from analysis.run.evaluations import read_evaluations
-from analysis.words import format_counts, join_names, percent
+from analysis.words import format_counts, percent
 from lab.lengthening import list_stages
+from lab.training.loop import count_validation_rows
 from lab.training.run import Run
 
 __all__ = ["TITLE", "Curve", "describe", "draw", "measure"]
@@ -23,13 +23,8 @@ __all__ = ["TITLE", "Curve", "describe", "draw", "measure"]
 TITLE = "Training"
 POINTS = 1000
 """Maximum number of points of a curve; a longer one is drawn as means over windows of steps."""
-
 LEAST_LOSS = 1e-4
 """Lower end of the logarithmic loss axis, nats."""
-FEW_DECADES = 0.6
-"""Decades of the loss axis below which 1, 2 and 5 are too few ticks."""
-FEW_STEPS = 10
-"""Up to this many steps, the axis has a tick at every step and none between."""
 LEVEL = 0.25
 """Maximum share of a curve's range that the parts before and after a jump may cover."""
 
@@ -54,6 +49,7 @@ class Curve(Finding):
             None without a result.
         test_rows: how many test rows there are.
         test_len: tokens of the test rows; None if training rows have as many.
+        title: of the figure.
     """
 
     quantity: Literal["loss", "accuracy"]
@@ -69,63 +65,45 @@ class Curve(Finding):
     test_rows: int = 0
     test_len: int | None = None
     since: Mapping[str, int] = field(default_factory=dict)
+    title: str = ""
 
-    def describe(self) -> Words:
-        """Say where the held-out quantity begins and ends, and where most of the change is."""
-        title = f"{self.quantity.capitalize()} by training step"
-        says = self._summarize()
-        if self.final is not None:
-            step, value = self.final
-            longer = "" if self.test_len is None else f" of {self.test_len:,} tokens"
-            says += f" On {self.test_rows:,} test rows{longer}, it is {self._format(value)} after "
-            says += f"step {step:,}."
-        means = f", means of {self.window} steps" if self.window > 1 else ""
-        reading = f"Thin line: training batches{means}. Thick line: held-out rows"
-        if len(self.held_out_rows):
-            reading += f", {format_counts(self.held_out_rows)} at each evaluation"
-        reading += "."
-        if self.final is not None:
-            reading += " Star: test rows of full length, with the weights of the result."
-        if len(self.stages) > 1:
-            reading += " A dotted line marks where rows of the length beside it begin."
-        if self.quantity == "accuracy" and self.since:
-            reading += f" The accuracy of {join_names([*self.since])} is drawn where rows have the "
-            reading += "length that it is of."
-        return Words(title, says, reading, f"Line of {self.quantity} by training step. {says}")
+    reading = (
+        "In the background: training batches, means of some steps each where there are many. Rows "
+        "held out are those of the length trained at then; test rows have full length, and the "
+        "weights of the result. Dotted: rules that need no training; one whose accuracy the length "
+        "of rows changes is drawn where rows have full length. A grey upright line marks where "
+        "rows of the length beside it begin. Most of the change of the loss is as on its "
+        "logarithmic axis."
+    )
 
-    def _summarize(self) -> str:
-        steps, values = self.held_out_steps, self.held_out
-        if len(values) == 0:
+    @property
+    def says(self) -> str:
+        """Where the held-out quantity begins and ends."""
+        if not len(self.held_out):
             last = self._format(self.train[-1])
             return f"No evaluation yet; the {self.quantity} of the last training batch is {last}."
-        if len(values) == 1:
-            return (
-                f"The held-out {self.quantity} is {self._format(values[-1])} after step "
-                f"{steps[-1]:,}; it was evaluated once."
-            )
-        if len(self.stages) > 1:
-            return self._describe_stages()
-        short = [seq_len for _, seq_len in self.stages if self.test_len is not None]
-        rows = f" on rows of {short[-1]:,} tokens" if short else ""
-        says = (
-            f"The held-out {self.quantity}{rows} goes from {self._format(values[0])} "
-            f"(step {steps[0]:,}) to {self._format(values[-1])} (step {steps[-1]:,})"
-        )
-        if (jump := self._find_jump()) is None:
-            return f"{says}."
-        scale = " on the logarithmic axis" if self.quantity == "loss" else ""
-        return f"{says}; most of the change{scale} is between steps {jump[0]:,} and {jump[1]:,}."
+        ends = [
+            f"{self._format(self.held_out[i])} after step {self.held_out_steps[i]:,}"
+            for i in sorted({0, len(self.held_out) - 1})
+        ]
+        return f"On rows held out, the {self.quantity} is {', and '.join(ends)}."
 
-    def _describe_stages(self) -> str:
-        """Say how rows grew, and what the quantity is at the last length."""
-        (_, shortest), (since, longest) = self.stages[0], self.stages[-1]
-        says = f"Rows grow from {shortest:,} to {longest:,} tokens; those of {longest:,} begin at "
-        says += f"step {since:,}"
-        if not (self.held_out_steps >= since).any():
-            return f"{says} and are not evaluated yet."
-        return (
-            f"{says}, and end at a held-out {self.quantity} of {self._format(self.held_out[-1])}."
-        )
+    def numbers(self) -> Table:
+        """Return the result, where most of the change is, and what was measured on how much."""
+        jump, rows = self._find_jump(), []
+        if self.final is not None:
+            length = "" if self.test_len is None else f" of {self.test_len:,} tokens"
+            tested = f"{self._format(self.final[1])} after step {self.final[0]:,}"
+            rows.append((f"on {self.test_rows:,} test rows{length}", tested))
+        place = "at no one place" if jump is None else f"between steps {jump[0]:,} and {jump[1]:,}"
+        rows.append(("most of the change", place))
+        if self.stages:
+            stages = [f"{length:,} from step {first:,}" for first, length in self.stages]
+            rows.append(("tokens in a row", ", ".join(stages)))
+        if len(self.held_out_rows):
+            rows.append(("rows held out", format_counts(self.held_out_rows)))
+        rows.append(("steps in a point of training batches", f"{self.window:,}"))
+        return Table(("what", "value"), tuple(rows))
 
     def _format(self, value: float) -> str:
         return f"{value:.2f} nats" if self.quantity == "loss" else percent(float(value))
@@ -147,87 +125,34 @@ class Curve(Finding):
             return None
         return int(self.held_out_steps[i - 1]), int(self.held_out_steps[i])
 
-    def draw(self) -> go.Figure:
+    def figure(self) -> go.Figure:
         """Draw the quantity on training and held-out rows, over its reference lines."""
-        fig = new_figure(height=380)
-        ends = [0, int(self.steps[-1])]
-        value = ".3f" if self.quantity == "loss" else ".2%"
-        fig.add_scatter(
-            x=self.steps,
-            y=self.train.astype(np.float32),
-            mode="lines",
-            name="training batches",
-            line={"width": 1},
-            opacity=0.7,
-            hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (training)<extra></extra>",
-        )
-        fig.add_scatter(
-            x=self.held_out_steps,
-            y=self.held_out,
-            mode="lines+markers" if len(self.held_out) <= 60 else "lines",
-            name="held-out rows",
-            line={"width": 2},
-            marker={"size": 6},
-            cliponaxis=False,
-            customdata=self.held_out_rows,
-            hovertemplate=f"step %{{x:,}}: %{{y:{value}}} (%{{customdata:,}} held-out rows)"
-            "<extra></extra>",
-        )
+        loss, last = self.quantity == "loss", int(self.steps[-1])
+        lines = [
+            Line("training batches", self.steps, self.train.astype(np.float32), look=-1),
+            Line("rows held out", self.held_out_steps, self.held_out, look=0),
+        ]
         if self.final is not None:
-            fig.add_scatter(
-                x=[self.final[0]],
-                y=[self.final[1]],
-                mode="markers",
-                name="test rows",
-                marker={"symbol": "star", "size": 12},
-                cliponaxis=False,
-                hovertemplate=f"step %{{x:,}}: %{{y:{value}}} ({self.test_rows:,} test rows)"
-                "<extra></extra>",
-            )
-        stages = self.stages if len(self.stages) > 1 else ()
-        for first, length in stages:
-            fig.add_vline(first, line={"color": MUTED, "width": 1, "dash": "dot"}, layer="below")
-            fig.add_annotation(
-                text=f"{length:,}",
-                x=first,
-                y=1,
-                yref="y domain",
-                xanchor="left",
-                yanchor="bottom",
-                textangle=-60,
-            )
-        fig.update_xaxes(range=ends, title_text="training step", tickformat=",", showgrid=False)
-        if ends[1] <= FEW_STEPS:
-            fig.update_xaxes(dtick=1)
-        if self.quantity == "loss":
-            for name, level in self.references.items():
-                fig.add_hline(level, line=REFERENCE, layer="below")
-                fig.add_annotation(
-                    text=f"{name}, {level:.2f}",
-                    x=1,
-                    xref="x domain",
-                    xanchor="right",
-                    y=math.log10(level),
-                    yanchor="bottom",
-                    yshift=2,
-                    **LABEL,
-                )
-            # Logarithmic: a tied table of std 1 begins ten times above a uniform guess.
-            final = () if self.final is None else self.final[1:]
-            seen = np.array([*self.train, *self.held_out, *self.references.values(), *final])
-            low, high = np.log10(np.maximum([seen.min(), seen.max()], LEAST_LOSS))
-            dtick = "D1" if high - low < FEW_DECADES else "D2"  # every digit, or 1, 2 and 5
-            fig.update_yaxes(
-                type="log", range=[low - 0.1, high + 0.1], dtick=dtick, tickformat="~g"
-            )
-            fig.update_yaxes(title_text="cross-entropy, nats")
-        else:
-            spans = {name: (first, ends[1]) for name, first in self.since.items()}
-            draw_references(fig, self.references, spans)
-            fig.update_yaxes(title_text="accuracy")
-        if stages:  # leave room for the row lengths between the figure and its legend
-            return fig.update_layout(height=400, margin_t=104, legend_y=1.13)
-        return fig.update_layout(margin_t=84)
+            step, value = np.array(self.final)[:, None]
+            lines.append(Line("test rows", step, value, shape="points", look=1))
+        shown = {name: self._name_level(name) for name in self.references}
+        for name in self.since:
+            level = np.full(2, self.references[name])
+            lines.append(Line(shown[name], np.array([self.since[name], last]), level, look=2))
+        levels = {shown[n]: y for n, y in self.references.items() if n not in self.since}
+        y = Axis("cross-entropy, nats", scale="log") if loss else Axis("accuracy", "share")
+        x = Axis("training step", "count", ends=(0, last))
+        fig = curves([Curves(lines, y, levels=levels, height=250)], x)
+        for first, length in self.stages if len(self.stages) > 1 else ():
+            fig.add_vline(first, line={"color": MUTED, "width": 1}, layer="below")
+            label = {"x": first, "y": 1, "yref": "y domain", "xanchor": "left", "yanchor": "top"}
+            fig.add_annotation(text=f"{length:,}", **label)
+        return fig
+
+    def _name_level(self, name: str) -> str:
+        """Return the name of a reference with its value."""
+        level = self.references[name]
+        return f"{name} {f'{level:.2f}' if self.quantity == 'loss' else percent(level)}"
 
 
 def measure(subject: Subject) -> list[Curve]:
@@ -246,10 +171,9 @@ def measure(subject: Subject) -> list[Curve]:
     evaluated = read_evaluations(subject.run)
     held_out = {"loss": evaluated.loss, "accuracy": evaluated.accuracy}
     stages = tuple((stage.began + 1, stage.seq_len) for stage in rows.stages)
-    scores = baselines.score_baselines(subject.run)
     references = {
         "loss": {"uniform guess": math.log(subject.task.vocab_size)},
-        "accuracy": baselines.choose_references(scores),
+        "accuracy": baselines.choose_references(baselines.score_baselines(subject.run)),
     }
     result, tested = subject.run.read_result() or {}, baselines.find_tested_step(subject.run)
     reached, full = rows.stages[-1].seq_len, subject.run.task.seq_len
@@ -257,32 +181,32 @@ def measure(subject: Subject) -> list[Curve]:
     if len(stages) > 1 or reached != full:
         since = _find_beginnings(subject.run, references["accuracy"], stages)
     if reached != full:  # no step was at the length of these
-        references["accuracy"] = {
-            name: level for name, level in references["accuracy"].items() if name not in since
-        }
+        known = references["accuracy"].items()
+        references["accuracy"] = {name: level for name, level in known if name not in since}
         since = {}
-    curves = []
+    found = []
     for quantity in ("loss", "accuracy"):
         values = np.array([row[quantity] for row in rows], dtype=np.float64)
-        means = np.add.reduceat(values, starts) / (ends - starts)
-        curves.append(
+        of_result = None if tested is None else result[quantity]
+        found.append(
             Curve(
                 quantity,
                 steps,
-                means,
-                window,
-                evaluated.steps,
-                held_out[quantity],
-                evaluated.rows,
-                references[quantity],
-                stages,
-                None if tested is None or result[quantity] is None else (tested, result[quantity]),
-                subject.run.train.test_rows,
-                None if reached == full else full,
-                since if quantity == "accuracy" else {},
+                train=np.add.reduceat(values, starts) / (ends - starts),
+                window=window,
+                held_out_steps=evaluated.steps,
+                held_out=held_out[quantity],
+                held_out_rows=evaluated.rows,
+                references=references[quantity],
+                stages=stages,
+                final=None if tested is None or of_result is None else (tested, of_result),
+                test_rows=subject.run.train.test_rows,
+                test_len=None if reached == full else full,
+                since=since if quantity == "accuracy" else {},
+                title=f"{quantity.capitalize()} by training step",
             )
         )
-    return curves
+    return found
 
 
 def _find_beginnings(
@@ -298,3 +222,40 @@ def _find_beginnings(
     if len({stage.task.chance for stage in lengthened}) == 1:
         same.add("chance")
     return {name: stages[-1][0] for name in references if name not in same}
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Evaluations on held-out rows of the length that the run trained at then.
+
+    Attributes:
+        steps: training steps before each, ascending.
+        rows: on how many rows each was made.
+        loss: mean cross-entropy at scored positions, nats.
+        accuracy: share of scored positions with the right answer, in [0, 1].
+    """
+
+    steps: Int[np.ndarray, " m"]
+    rows: Int[np.ndarray, " m"]
+    loss: Float[np.ndarray, " m"]
+    accuracy: Float[np.ndarray, " m"]
+
+
+def read_evaluations(run: Run) -> Evaluations:
+    """Return the evaluations on a run's record.
+
+    Raises:
+        RunError: when the record cannot be read.
+    """
+    found = run.read_metrics().evaluations
+    rows = {
+        ("validation", stage.task.seq_len): count_validation_rows(stage, run.train)
+        for stage in list_stages(run.task, run.train)
+    }
+    counts = [rows.get((one["split"], one["seq_len"]), run.train.test_rows) for one in found]
+    return Evaluations(
+        np.array([one["step"] for one in found], dtype=np.int64),
+        np.array(counts, dtype=np.int64),
+        np.array([one["loss"] for one in found], dtype=np.float64),
+        np.array([one["accuracy"] for one in found], dtype=np.float64),
+    )

@@ -1,6 +1,5 @@
 """How far does it reach? Accuracy at settings that the model was not trained on."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
-from analysis.plots import style
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
+from analysis.figures.theme import MUTED
 from analysis.run.baselines import find_rival, read_interval
-from analysis.words import format_counts, percent
+from analysis.words import join_names, percent, percents
 from lab.training.evaluation import undo_json
 from lab.training.run import Run
 from tasks.base import Schedule
@@ -20,10 +20,9 @@ from tasks.base import Schedule
 __all__ = ["TITLE", "AccuracyByOption", "describe", "draw", "measure"]
 
 TITLE = "How far does it reach?"
+HOLDS = "holds"
 WIDE = 4
 """The axis is logarithmic if the largest value is this many times the smallest."""
-RANGE = "rgba(128, 134, 145, 0.2)"
-"""`style.MUTED`, transparent."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class AccuracyByOption(Finding):
         rival: the best of chance and the shortcuts in the setting of training, and its accuracy.
         step: training steps behind the weights.
         failed: values that the model cannot process, and why.
+        title: of the figure.
     """
 
     option: str
@@ -61,162 +61,99 @@ class AccuracyByOption(Finding):
     rival: tuple[str, float]
     step: int
     failed: tuple[tuple[str, str], ...]
+    title: str = ""
 
-    def describe(self) -> Words:
-        """Say how far the accuracy holds, and where it falls to."""
-        title = f"Accuracy by {self.option}, trained at {self.trained_as}"
-        says = self._summarize()
-        for value, why in self.failed:
-            says += f" Not at {value}: {why.rstrip('.')}."
-        reading = ""
-        if self.values:
-            reading = (
-                f"Dots are means over {format_counts(self.rows)} test rows for each value; "
-                "whiskers are 95 % intervals over rows, the dotted line is a uniform guess. "
-            )
-        reading += f"Weights after step {self.step:,}."
-        if self.trained is not None:
-            shape = "range" if self.trained[0] < self.trained[1] else "line"
-            reading += f" The grey {shape} is what was trained on."
-        if self.reference is not None:
-            reading += " “Holds”: the interval reaches that of training or lies above it."
-        shown = ", ".join(self._quote(i) for i in range(len(self.values)))
-        return Words(title, says, reading, f"Accuracy by {self.option}: {shown}. {says}")
+    reading = (
+        "Means over test rows with 95 % intervals; the grey line is a uniform guess, the dotted "
+        "one the accuracy in the setting of training, and the grey area or upright line marks "
+        "what was trained on. “Holds”: the interval lies above a guess, and reaches that of "
+        "training or lies above it. “Half”: the accuracy is at least half-way from a guess to that "
+        "of training."
+    )
 
-    def _quote(self, i: int) -> str:
-        """Return an accuracy and its value as text."""
-        return f"{percent(float(self.accuracy[i]))} at {self.values[i]}"
+    @property
+    def comparable(self) -> bool:
+        """Whether the model has learned something, surely, that could hold elsewhere."""
+        return self.reference_interval is not None and self.reference_interval[0] > self.rival[1]
 
-    def _summarize(self) -> str:
-        """Compare the accuracy at each value with that in the setting of training."""
-        if not self.values:
-            return "No value could be evaluated."
-        if self.reference is None or self.reference_interval is None:
-            return f"{self._describe_extremes()}; the run has no accuracy to compare with."
-        opening = (
-            f"With {self.option} at {self.trained_as}, as in training, "
-            f"{percent(self.reference)} of the answers are right"
-        )
-        low, high = self.reference_interval
-        if self.trained is None or self.places is None:
-            return f"{opening}; {self._compare_each(low, high)}."
-        name, best = self.rival
-        if low <= best:
+    @property
+    def verdicts(self) -> list[str]:
+        """What becomes of the accuracy of training at each value."""
+        if self.reference is None or self.reference_interval is None or not self.comparable:
+            return [""] * len(self.values)
+        holds = self.interval[:, 1] >= self.reference_interval[0]
+        above = self.interval[:, 0] > self.chance
+        half = self.accuracy >= (self.reference + self.chance) / 2
+        falls = np.where(above, np.where(half, "half", "falls"), "not surely above a guess")
+        return np.where(holds, np.where(above, HOLDS, "too wide to say"), falls).tolist()
+
+    @property
+    def says(self) -> str:
+        """At which values the accuracy of training holds."""
+        if not self.comparable:
             return (
-                f"{opening}. That is not certainly more than {name} ({percent(best)}), which needs "
-                "no training: the model has learned nothing that could hold elsewhere."
+                f"With {self.option} at {self.trained_as}, as in training, the accuracy is not "
+                f"certainly more than that of {self.rival[0]} ({percent(self.rival[1])}), so that "
+                "nothing was learned that could hold elsewhere."
             )
-        above = [i for i, place in enumerate(self.places) if place > self.trained[1]]
-        below = [i for i, place in enumerate(self.places) if place < self.trained[0]]
-        parts = []
-        if above:
-            parts.append(self._describe_side(above, "above"))
-        if below:
-            parts.append(self._describe_side(below[::-1], "below"))
-        return f"{opening}; {'; '.join(parts) or 'no other value was tried'}."
-
-    def _describe_side(self, order: Sequence[int], side: str) -> str:
-        """Say how far the accuracy holds, and stays over half-way to a guess, on one side.
-
-        Args:
-            order: indices of the values, from the nearest to what was trained on to the farthest.
-            side: "above" or "below" what was trained on.
-        """
-        assert self.reference is not None
-        assert self.reference_interval is not None
-        holds = _count_leading(
-            [bool(self.interval[i, 1] >= self.reference_interval[0]) for i in order]
+        others = [i for i in range(len(self.values)) if not self._was_trained(i)]
+        holds = [self.values[i] for i in others if self.verdicts[i] == HOLDS]
+        return (
+            f"With {self.option} at {self.trained_as}, as in training, "
+            f"{percent(self.reference or 0.0)} of the answers are right; of {len(others)} other "
+            f"values this holds at {join_names(holds or ['none'])}."
         )
-        middle = (self.reference + self.chance) / 2
-        half = _count_leading([bool(self.accuracy[i] >= middle[i]) for i in order])
-        far, way = order[-1], "down" if side == "below" else "up"
-        end = self._quote(far)
-        if self.interval[far, 0] <= self.chance[far]:
-            end += ", not certainly more than a guess"
-        if holds == len(order):
-            # An interval that reaches a guess too is too wide to show that anything holds.
-            wide = any(self.interval[i, 0] <= self.chance[i] for i in order)
-            verb = "no fall is certain" if wide else "it holds"
-            return f"{side} that {verb} as far as was tried, {end}"
-        if holds:
-            last = order[holds - 1]
-            value = percent(float(self.accuracy[last]))
-            text = f"{side} that it holds {way} to {self.values[last]} ({value})"
-        else:
-            first = end if far == order[0] else self._quote(order[0])
-            text = f"{side} that it falls at once, to {first}"
-        if half > max(holds, 1):
-            limit = self.values[order[half - 1]]
-            text += f", keeps half of its lead over a guess {way} to {limit}"
-        return text if far == order[0] else f"{text}, and is {end}"
 
-    def _compare_each(self, low: float, high: float) -> str:
-        """Say which values, in no order, certainly differ from the setting of training."""
-        parts = []
-        for i, (lower, upper) in enumerate(self.interval):
-            differs = upper < low or lower > high
-            parts.append(self._quote(i) + ("" if differs else ", no certain difference"))
-        return "; ".join(parts)
+    def numbers(self) -> Table:
+        """Return the accuracy at each value, and what the model cannot process."""
+        rows = []
+        if self.reference is not None and self.reference_interval is not None:
+            verdict = "above" if self.comparable else "not surely above"
+            verdict += f" {self.rival[0]} ({percent(self.rival[1])})"
+            ends = " to ".join(percents(*self.reference_interval))
+            rows.append((f"{self.trained_as} (training)", percent(self.reference), ends, verdict))
+        for i, verdict in enumerate(self.verdicts):
+            ends = " to ".join(percents(*self.interval[i].tolist()))
+            rows.append((self.values[i], percent(float(self.accuracy[i])), ends, verdict))
+        rows += [(value, "", "", why) for value, why in self.failed]
+        columns = (self.option, f"accuracy after step {self.step:,}", "95 % interval", "verdict")
+        return Table(columns, tuple(rows))
 
-    def _describe_extremes(self) -> str:
-        best, worst = int(self.accuracy.argmax()), int(self.accuracy.argmin())
-        if best == worst:
-            return f"The accuracy is {self._quote(best)}"
-        return f"The accuracy is between {self._quote(worst)} and {self._quote(best)}"
-
-    def draw(self) -> go.Figure | None:
+    def figure(self) -> go.Figure | None:
         """Draw a dot with a whisker for each value, and mark what was trained on."""
+        levels = {} if self.reference is None else {"as trained": self.reference}
+        y = Axis("accuracy", "share")
         if not self.values:
             return None
-        fig = style.new_figure(height=360)
-        x: Sequence[float] | Sequence[str] = self.places or self.values
-        if self.places is not None and self.trained is not None:
-            _mark_trained(fig, self.trained)
-        fig.add_scatter(
-            x=x,
-            y=self.chance,
-            mode="lines" if len(x) > 1 else "markers",
-            line={"color": style.MUTED, "width": 1.4, "dash": "dot"},
-            marker={"color": style.MUTED, "symbol": "line-ew-open", "size": 14},
-            name="chance",
-            hovertemplate="chance: %{y:.2%}<extra></extra>",
-        )
-        places = [*(self.places or ()), *(self.trained or ())]
-        if self.reference is not None:
-            known = self.trained is not None and self.places is not None
-            along = [min(places), max(places)] if known else x
-            fig.add_scatter(
-                x=along,
-                y=[self.reference] * len(along),
-                mode="lines",
-                line={"color": style.GREEN, "width": 1.6, "dash": "dash"},
-                name="as trained",
-                hovertemplate="as trained: %{y:.2%}<extra></extra>",
-            )
-        fig.add_scatter(
-            x=x,
-            y=self.accuracy,
-            mode="lines+markers" if self.places is not None else "markers",
-            line={"width": 2, "color": style.BLUE},
-            marker={"size": 8},
-            error_y=style.make_whiskers(self.accuracy, self.interval),
-            cliponaxis=False,
-            name="accuracy",
-            customdata=[html.escape(value) for value in self.values],
-            hovertemplate="%{customdata}: %{y:.2%}<extra></extra>",
-        )
-        fig.update_yaxes(range=[-0.02, 1.05], tickformat=".0%", title_text="accuracy")
-        fig.update_xaxes(title_text=html.escape(self.option), showgrid=False)
         if self.places is None:
-            fig.update_xaxes(type="category")
-        else:
-            wide = min(places) > 0 and max(places) >= WIDE * min(places)
-            fig.update_xaxes(
-                type="log" if wide else "linear",
-                tickvals=self.places,
-                ticktext=[html.escape(value) for value in self.values],
-            )
-        return fig.update_layout(margin={"t": 84})
+            guess = Dots("a guess", self.chance, look="chance")
+            dots = Dots("accuracy", self.accuracy, self.interval), guess
+            return pairs(self.values, Pairs(dots, y, levels=levels), title=self.option)
+        x = np.array(self.places)
+        lines = [
+            Line("accuracy", x, self.accuracy, self.interval, look=0),
+            Line("a guess", x, self.chance, look=-1),
+        ]
+        fig = curves([Curves(lines, y, levels=levels)], self._scale(self.places))
+        if self.trained is not None:
+            look = {"fillcolor": MUTED, "opacity": 0.3, "line": {"color": MUTED, "width": 2}}
+            fig.add_vrect(*self.trained, layer="below", **look)
+        return fig
+
+    def _was_trained(self, i: int) -> bool:
+        """Whether a value was trained on, or lies between two that were."""
+        if self.places is None or self.trained is None:
+            return self.values[i] == self.trained_as
+        return self.trained[0] <= self.places[i] <= self.trained[1]
+
+    def _scale(self, places: Sequence[float]) -> Axis:
+        """Return the axis of values, with what was trained on; logarithmic where they are wide."""
+        low, high = min(*places, *(self.trained or places)), max(*places, *(self.trained or places))
+        wide = low > 0 and high >= WIDE * low
+        edge = 0.05 * (high - low) or 1.0
+        ends = (low / 1.2, high * 1.2) if wide else (low - edge, high + edge)
+        ticks = dict(zip(places, self.values, strict=True))
+        return Axis(self.option, scale="log" if wide else "linear", ends=ends, ticks=ticks)
 
 
 def measure(subject: Subject) -> list[AccuracyByOption]:
@@ -267,6 +204,7 @@ def collect_evaluations(
         rival=find_rival(run),
         step=step,
         failed=tuple((_format_value(e["value"]), e["error"]) for e in entries if "error" in e),
+        title=f"Accuracy by {option}, trained at {_format_value(trained)}",
     )
 
 
@@ -302,24 +240,3 @@ def _format_value(value: Any) -> str:
     if value is None:
         return "the default"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _count_leading(flags: Sequence[bool]) -> int:
-    """Count the flags that are true before the first that is false."""
-    return flags.index(False) if False in flags else len(flags)
-
-
-def _mark_trained(fig: go.Figure, trained: tuple[float, float]) -> None:
-    """Mark what was trained on by a grey line, or a grey range."""
-    low, high = trained
-    fig.add_scatter(
-        x=[low, low, high, high],
-        y=[-0.02, 1.05, 1.05, -0.02],
-        mode="lines",
-        fill="toself",
-        fillcolor=RANGE,
-        line={"color": style.MUTED, "width": 3 if low == high else 0},
-        opacity=0.5,
-        name="trained on",
-        hoverinfo="skip",
-    )

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
 from analysis.scoring import scored
-from analysis.words import capitalize, percent
-from tasks.base import Batch, count_rows
+from analysis.words import percent
+from tasks.base import count_rows
 
 __all__ = ["TITLE", "LeakCheck", "describe", "draw", "measure"]
 
@@ -51,48 +51,35 @@ class LeakCheck(Finding):
     trained: int
     repeated: int
 
+    title = "Leak check"
+
     @property
     def leaks(self) -> bool:
         """Whether an answer depends on a later token."""
         return self.changed > 0 or not self.moved <= MOVED
 
-    def describe(self) -> Words:
-        """Say whether the model sees later tokens, and how many test rows it trained on."""
-        if self.leaks:
-            gist = (
-                f"The model sees later tokens: replacing them changes {self.changed} of "
-                f"{self.answers:,} answers before them, so its accuracy means nothing."
-                if self.changed
-                else "The model sees later tokens: replacing them changes hidden states before "
-                f"them, though none of {self.answers:,} answers."
-            )
-        else:
-            gist = "Replacing the tokens after an answer never changes it"
-            if not self.replaced:
-                gist = "No token after an answer was replaced, so a leak could not show"
-            gist += f", and {self._describe_overlap()}."
-        says = (
-            f"Rows were cut at {self.cuts} {'place' if self.cuts == 1 else 'places'}, and the "
-            "tokens after the cut replaced: "
-            f"{self.changed} of {self.answers:,} answers before the cut change, and hidden states "
-            f"move by at most {self.moved:.1g} of the largest one."
+    @property
+    def says(self) -> str:
+        """Whether the model sees later tokens, and how many test rows it trained on."""
+        verdict = "The model sees later tokens" if self.leaks else "Answers do not see later tokens"
+        if not self.replaced and not self.leaks:
+            verdict = "No token after an answer was replaced, so a leak could not show"
+        return (
+            f"{verdict}: replacing them changes {self.changed} of {self.answers:,} answers before "
+            f"them; of {self.rows:,} test rows, {self.repeated:,} stand among the first "
+            f"{self.trained:,} training rows."
         )
-        if self.leaks:
-            says += f" {capitalize(self._describe_overlap())}."
-        if not math.isnan(self.behind):
-            says += f" Of the answers after the cut {percent(self.behind)} change."
-        if self.repeated:
-            says += " The task has few different rows, so that the splits share some."
-        return Words("Leak check", says, "", says, gist=gist)
 
-    def _describe_overlap(self) -> str:
-        count = "none" if not self.repeated else f"{self.repeated:,}"
-        verb = "is" if self.repeated <= 1 else "are"
-        among = f"among the first {self.trained:,} training rows"
-        return f"{count} of {self.rows:,} test rows {verb} {among}"
-
-    def draw(self) -> None:
-        """Return None: there is nothing to see."""
+    def numbers(self) -> Table:
+        """Return what was replaced, and what that moves before and after it."""
+        behind = "no answer" if math.isnan(self.behind) else percent(self.behind)
+        rows = (
+            ("places at which rows were cut", f"{self.cuts}"),
+            ("tokens replaced after them", f"{self.replaced:,}"),
+            ("largest move of a hidden state before, of the largest one", f"{self.moved:.1g}"),
+            ("answers after the cut that change", behind),
+        )
+        return Table(("what", "found"), rows)
 
 
 @torch.no_grad()
@@ -108,17 +95,20 @@ def measure(subject: Subject) -> list[LeakCheck]:
         raise NotApplicableError("no position is scored")
     quantiles = torch.linspace(0, 1, CUTS + 2, dtype=torch.float64)[1:-1]
     cuts = sorted({int(cut) for cut in found.positions.cpu().double().quantile(quantiles)})
+    others = batch.inputs.roll(1, 0).flip(1)  # of another row, in reverse order
     before, differs, moved, replaced = [], [], 0.0, 0
     for cut in cuts:
-        changed = _replace_tail(batch, cut)
-        replaced += int((changed.inputs != batch.inputs).sum())
-        other = scored(subject.model, changed)
+        inputs = torch.cat([batch.inputs[:, : cut + 1], others[:, cut + 1 :]], 1)
+        replaced += int((inputs != batch.inputs).sum())
+        other = scored(subject.model, replace(batch, inputs=inputs))
         before.append(found.positions <= cut)
         differs.append(other.answers != found.answers)
         gap = (other.hidden - found.hidden)[before[-1]].abs().max()
         if gap != 0:  # also where hidden states are NaN, but not where all of them are 0
             moved = max(moved, (gap / found.hidden.abs().max()).nan_to_num(torch.inf).item())
     ahead, changes = torch.cat(before), torch.cat(differs)
+    rows = subject.batch.inputs
+    trained = count_rows(TRAINED_TOKENS, rows.shape[1], fewest=1, most=TRAINED_ROWS)
     return [
         LeakCheck(
             cuts=len(cuts),
@@ -127,27 +117,20 @@ def measure(subject: Subject) -> list[LeakCheck]:
             changed=int(changes[ahead].sum()),
             moved=moved,
             behind=changes[~ahead].double().mean().item(),
-            **_count_repeated(subject),
+            rows=len(rows),
+            trained=trained,
+            repeated=_count_repeated(subject, trained),
         )
     ]
 
 
-def _replace_tail(batch: Batch, cut: int) -> Batch:
-    """Return a batch with other tokens after a position: another row's, in reverse order."""
-    inputs = batch.inputs.clone()
-    inputs[:, cut + 1 :] = batch.inputs.roll(1, 0).flip(1)[:, cut + 1 :]
-    return replace(batch, inputs=inputs)
-
-
-def _count_repeated(subject: Subject) -> dict[str, int]:
-    """Count the subject's rows, the first training rows, and how many of the former are there."""
+def _count_repeated(subject: Subject, trained: int) -> int:
+    """Count the subject's rows that are among the first training rows."""
     rows = subject.batch.inputs
-    trained = count_rows(TRAINED_TOKENS, rows.shape[1], fewest=1, most=TRAINED_ROWS)
     tested, seen = [row.tobytes() for row in rows.cpu().numpy()], set[bytes]()
     block = count_rows(BLOCK_TOKENS, rows.shape[1], fewest=1, most=trained)
     for start in range(0, trained, block):
         size = min(block, trained - start)
         batch = subject.task.batch(split="train", start=start, size=size, seed=subject.seed)
         seen |= {row.tobytes() for row in batch.inputs.numpy()} & set(tested)
-    repeated = sum(row in seen for row in tested)
-    return {"rows": len(rows), "trained": trained, "repeated": repeated}
+    return sum(row in seen for row in tested)

@@ -1,5 +1,9 @@
-"""A run's quantities over its kept weights, on the same few rows at every step."""
+"""A run's quantities over its kept weights, on the same few rows at every step.
 
+Axis letters of this file, besides the package's: r resample of the rows, the rows themselves first.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,25 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Subject
-from analysis.mixing import collect_mixers
+from analysis.links import find_links, has_pairs
+from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import figure_only
-from analysis.run.quantities import (
-    ACCURACY,
-    QUANTITIES,
-    Biases,
-    Found,
-    Key,
-    clamp_biases,
-    compute_nulls,
-    measure_choices,
-    measure_drifts,
-    measure_masses,
-    measure_scores,
-)
-from analysis.scoring import Scored, scored
+from analysis.scoring import scored
+from analysis.statistics.distributions import effective_number
 from lab.hooks import HookPoint, hook_points
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
+from lab.layers.mixer import offers_rows
 from lab.models import LanguageModel
 from lab.training.run import Run
 from tasks.base import Batch, count_rows
@@ -37,6 +31,48 @@ MOST_ROWS, FEWEST_ROWS, TOKENS = 16, 2, 4096
 """Maximum and minimum number of rows measured at each step, and about how many tokens."""
 RESAMPLES = 200
 """How often the rows are resampled; the resamples are the same at every step."""
+STRETCHES, STRETCH = 4, 128
+"""Number and length of the stretches of target positions that stand for a longer row."""
+MASKED_AT = -10.0
+"""Mask biases are clamped here, where the weight of a key is below 5·10⁻⁵ anyway."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity that is followed.
+
+    Attributes:
+        name: in a few words.
+        axis: what is drawn of it, or its unit.
+        unit: "share", "nats" or "number".
+        level: turns values into what is searched for changes, in shares of 1 or in nats.
+        dated: name of what is searched for changes; the quantity's own where that is the same.
+    """
+
+    name: str
+    axis: str
+    unit: str
+    level: Callable[[np.ndarray], np.ndarray] = np.asarray
+    dated: str = ""
+
+
+LOSS = Quantity("loss", "nats", "nats", lambda loss: np.exp(-loss), "e^−loss")
+ACCURACY = Quantity("accuracy", "share of answers", "share")
+KEYS = Quantity("value → key mass", "mass of values on their keys", "share")
+BEFORE = Quantity("previous-token score", "mass on the token before", "share")
+RECALL = Quantity("query → value mass", "mass of queries on their values", "share")
+EXPERTS = Quantity("expert entropy", "effective experts", "number", np.log)
+VALUES = Quantity("value entropy", "effective values", "number", np.log)
+MASK = Quantity("mask drift", "nats", "nats")
+QUANTITIES = (LOSS, ACCURACY, KEYS, BEFORE, RECALL, EXPERTS, VALUES, MASK)
+
+Key = tuple[Quantity, int | None]
+Draws = Float[np.ndarray, "r rows"]
+"""How often each row counts."""
+Found = dict[Key, Float[np.ndarray, "r heads"]]
+"""The quantities of one step by layer, on the rows themselves and on resamples of them."""
+Cells = dict[Quantity, tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]]
+"""Target and source positions of a row between which a quantity is the mass."""
 
 
 @dataclass(frozen=True)
@@ -78,44 +114,6 @@ def take_few_rows(subject: Subject) -> Batch:
     return batch[: min(MOST_ROWS, fit)]
 
 
-@torch.no_grad()
-def follow(subject: Subject, batch: Batch, steps: Int[np.ndarray, " n"]) -> list[Series]:
-    """Measure the quantities that apply, layer by layer, at steps of the subject's run.
-
-    The loss is the mean cross-entropy, the accuracy the share of right answers. The value → key
-    mass is the share of the mass |M_ij| that values put on their keys. Without pairs, the
-    previous-token score is the share that all positions put on the token before. The query → value
-    mass is the share that queries put on the value they ask for. Effective experts and values are
-    e^H of how often each is chosen. The mask drift is the root mean square of bias_t − bias_0 over
-    keys, both clamped at `MASKED_AT`. Masses of long rows are measured at `choose_stretches` of
-    their positions.
-
-    Raises:
-        RunError: when weights cannot be read.
-    """
-    run = subject.run
-    assert run is not None
-    draws = draw_rows(len(batch.inputs), np.random.default_rng(subject.seed))
-    found: list[Found] = []
-    first: Biases = {}
-    for step in steps:
-        model = run.load_model(int(step)).to(batch.inputs.device)
-        answers, seen = _record(model, batch)
-        biases = clamp_biases(seen)
-        first = first or biases
-        measured = (
-            measure_scores(answers, draws)
-            | measure_choices(seen, draws)
-            | measure_drifts(biases, first, draws)
-        )
-        for mixer in collect_mixers(model, batch):
-            if isinstance(mixer.module, MatrixMixer):
-                measured |= measure_masses(mixer, batch, draws)
-        found.append(measured)
-    nulls = compute_nulls(subject, batch)
-    return [_join_steps(key, found, nulls.get(key[0])) for key in _sort_keys(found[-1])]
-
-
 def choose_steps(run: Run) -> Int[np.ndarray, " n"]:
     """Choose the steps to measure: all kept ones, or `MOST_STEPS` of them.
 
@@ -139,14 +137,59 @@ def choose_steps(run: Run) -> Int[np.ndarray, " n"]:
     return steps[keep]
 
 
-def draw_rows(rows: int, rng: np.random.Generator) -> Float[np.ndarray, "r rows"]:
+@torch.no_grad()
+def follow(subject: Subject, batch: Batch, steps: Int[np.ndarray, " n"]) -> list[Series]:
+    """Measure the quantities that apply, layer by layer, at steps of the subject's run.
+
+    The loss is the mean cross-entropy, the accuracy the share of right answers. The value → key
+    mass is the share of the mass |M_ij| that values put on their keys. Without pairs, the
+    previous-token score is the share that all positions put on the token before. The query → value
+    mass is the share that queries put on the value they ask for. Effective experts and values are
+    e^H of how often each is chosen. The mask drift is the root mean square of bias_t − bias_0 over
+    keys, both clamped at `MASKED_AT`. Masses of long rows are measured at `choose_stretches` of
+    their positions.
+
+    Raises:
+        RunError: when weights cannot be read.
+    """
+    run = subject.run
+    assert run is not None
+    draws = draw_rows(len(batch.inputs), np.random.default_rng(subject.seed))
+    cells = _choose_cells(batch)
+    found: list[Found] = []
+    first: dict[str, np.ndarray] = {}
+    for step in steps:
+        model = run.load_model(int(step)).to(batch.inputs.device)
+        found.append(_measure_hooks(model, batch, draws, first))
+        for mixer in collect_mixers(model, batch):
+            if isinstance(mixer.module, MatrixMixer):
+                found[-1] |= _measure_masses(mixer, cells, batch.inputs.shape[1], draws)
+    # Without learning: a uniform guess, and rows of the matrix that are uniform.
+    nulls = {LOSS: float(np.log(subject.task.vocab_size)), ACCURACY: subject.task.chance}
+    for quantity in cells[0]:
+        targets = np.concatenate([row[quantity][0] for row in cells])
+        nulls |= {quantity: float((1 / (targets + 1)).mean())} if targets.size else {}
+    order = sorted(found[-1], key=lambda key: (QUANTITIES.index(key[0]), key[1] or 0))
+    return [_join_steps(key, found, nulls.get(key[0])) for key in order]
+
+
+def draw_rows(rows: int, rng: np.random.Generator) -> Draws:
     """Return how often each row counts: once, then as often as each resample draws it."""
     again = rng.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
     return np.concatenate([np.ones((1, rows)), again])
 
 
-def _record(model: LanguageModel, batch: Batch) -> tuple[Scored, dict[str, Tensor]]:
-    """Run a model; return its answers, and its choices and mask biases by hook point."""
+def _measure_hooks(
+    model: LanguageModel, batch: Batch, draws: Draws, first: dict[str, np.ndarray]
+) -> Found:
+    """Measure loss, accuracy, choices and mask drifts in one pass of the model.
+
+    Args:
+        model: with the weights of a step.
+        batch: the rows.
+        draws: how often each counts.
+        first: the biases of the masks at the first step by hook point; filled in at that step.
+    """
     seen: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, point: HookPoint) -> None:
@@ -161,11 +204,77 @@ def _record(model: LanguageModel, batch: Batch) -> tuple[Scored, dict[str, Tenso
     chosen = ("hook_expert_indices", "hook_value_indices")
     names = [name for name in hook_points(model) if name in masks or name.endswith(chosen)]
     with model.hooks([(names, keep)]):
-        return scored(model, batch), seen
+        answers = scored(model, batch)
+    rows, size = answers.rows.cpu().numpy(), draws.shape[1]
+    counts = np.bincount(rows, minlength=size)
+    found: Found = {}
+    for quantity, values in ((LOSS, answers.losses), (ACCURACY, answers.right)):
+        sums = np.bincount(rows, values.double().cpu().numpy(), size)
+        found[quantity, None] = _average(draws, sums[:, None], counts)
+    for name, tensor in seen.items():
+        layer = int(name.split(".")[1])
+        if name in masks:
+            bias = tensor[:, :, 0].clamp_min(MASKED_AT).double().cpu().numpy()
+            squares = ((bias - first.setdefault(name, bias)) ** 2).mean((1, 2))[:, None]
+            found[MASK, layer] = np.sqrt(_average(draws, squares, np.ones(size)))
+        else:
+            used, items = np.unique(tensor.flatten(1).cpu().numpy(), return_inverse=True)
+            per_row = [np.bincount(row, minlength=len(used)) for row in items.reshape(size, -1)]
+            quantity = EXPERTS if name.endswith("hook_expert_indices") else VALUES
+            found[quantity, layer] = effective_number(draws @ np.stack(per_row))[:, None]
+    return found
 
 
-def _sort_keys(found: Found) -> list[Key]:
-    return sorted(found, key=lambda key: (QUANTITIES.index(key[0]), key[1] or 0))
+def _choose_cells(batch: Batch) -> list[Cells]:
+    """Choose the entries of each row's matrix that the masses are sums of."""
+    later = np.arange(1, batch.inputs.shape[1])
+    if not has_pairs(batch):
+        return [{BEFORE: (later, later - 1)}] * len(batch.inputs)
+    links = [find_links(batch, row) for row in range(len(batch.inputs))]
+    return [{KEYS: (row.values, row.keys), RECALL: (row.queries, row.values)} for row in links]
+
+
+def _measure_masses(mixer: Mixer, cells: list[Cells], seq_len: int, draws: Draws) -> Found:
+    """Measure where the mass of a mixer's matrix lies, at target positions all over the rows."""
+    stretches = choose_stretches(mixer, seq_len)
+    sums: dict[Quantity, list[np.ndarray]] = {quantity: [] for quantity in cells[0]}
+    counts: dict[Quantity, list[int]] = {quantity: [] for quantity in cells[0]}
+    for row, of_row in enumerate(cells):
+        parts: dict[Quantity, list[np.ndarray]] = {quantity: [] for quantity in of_row}
+        for stretch in stretches:
+            size = mixer.matrix(row, stretch).abs()
+            share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
+            share = share.double().cpu().numpy()
+            for quantity, (targets, sources) in of_row.items():
+                inside = (targets >= stretch.start) & (targets < stretch.stop)
+                parts[quantity].append(share[:, targets[inside] - stretch.start, sources[inside]])
+        for quantity, found in parts.items():
+            shares = np.concatenate(found, axis=-1)
+            sums[quantity].append(shares.sum(-1))
+            counts[quantity].append(shares.shape[-1])
+    return {
+        (quantity, mixer.layer): _average(draws, np.stack(sums[quantity]), np.array(count))
+        for quantity, count in counts.items()
+        if sum(count)
+    }
+
+
+def choose_stretches(mixer: Mixer, seq_len: int) -> list[slice]:
+    """Choose target positions: all of a short row, stretches of a long one.
+
+    Mixers that cannot compute a part of their matrix compute all of it.
+    """
+    if not offers_rows(mixer.module) or seq_len <= STRETCHES * STRETCH:
+        return [slice(0, seq_len)]
+    middles = [(2 * i + 1) * seq_len // (2 * STRETCHES) for i in range(STRETCHES)]
+    return [slice(middle - STRETCH // 2, middle + STRETCH // 2) for middle in middles]
+
+
+def _average(
+    draws: Draws, sums: Float[np.ndarray, "rows h"], counts: np.ndarray
+) -> Float[np.ndarray, "r h"]:
+    """Return the mean over positions on each resample of the rows."""
+    return (draws @ sums) / np.maximum(draws @ counts, 1)[:, None]
 
 
 def _join_steps(key: Key, found: list[Found], null: float | None) -> Series:

@@ -77,7 +77,7 @@ def model(
 
         drawn = StackAnatomy.of(found)
         title = " ".join(filter(None, (name, paper_size)))
-        page = render_figure(add_title(drawn.draw(), title, drawn.describe().says))
+        page = render_figure(add_title(drawn.figure(), title, drawn.says))
         with report_failures(), explain_write_errors(figure):
             write(figure, page)
         typer.echo(f"figure: {figure}", err=as_json)

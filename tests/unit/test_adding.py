@@ -20,7 +20,7 @@ from analysis.examination import examine, record
 from analysis.interventions import block_edges, edit_matrix, swap_values
 from analysis.mixing import collect_mixers
 from analysis.pages.report import render
-from analysis.run.quantities import choose_stretches
+from analysis.run.trajectories import choose_stretches
 from analysis.scoring import scored
 from lab.cli import app
 from lab.config import ModelConfig, TrainConfig
