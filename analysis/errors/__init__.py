@@ -43,7 +43,7 @@ TOP = 5
 """An error is outranked, not unknown, when the right value is among this many best tokens."""
 FEW = 20
 """Below this many errors the words give counts instead of shares."""
-TICKS = {0: "0 %", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 1: "100 %"}
+TICKS = {0: "0 %", 0.5: "50 %", 1: "100 %"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Ledger(Finding):
         texts = [f"<b>{percent(cause.share)}</b> ({cause.count:,})" for cause in self.causes]
         errors = Bars("errors", share, np.array([c.interval for c in self.causes]), texts=texts)
         random = Dots("random answers", np.array([cause.chance for cause in self.causes]))
-        axis = Axis("share of errors", "share", ends=(0, 1.55), ticks=TICKS)
+        axis = Axis("share of errors", "share", ends=(0, 1.6), ticks=TICKS)
         return bars(names, [errors], axis, marks=random)
 
 

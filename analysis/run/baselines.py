@@ -145,7 +145,7 @@ class Standing(Finding):
         rules = Bars("needs no training", scores, texts=texts, quiet=True)
         text = [f"<b>{percent(float(own[0]), decimals)}</b>"]
         model = Bars("model", own, ends, texts=text)
-        axis = Axis("accuracy at scored positions", "share", ends=(0, 1.24), ticks=TICKS)
+        axis = Axis("accuracy at scored positions", "share", ends=(0, 1.3), ticks=TICKS)
         fig = bars(["model", *(name for _, name in order)], [model, rules], axis)
         return fig.update_layout(barmode="overlay", showlegend=False)
 

@@ -71,9 +71,8 @@ class Curve(Finding):
         "In the background: training batches, means of some steps each where there are many. Rows "
         "held out are those of the length trained at then; test rows have full length, and the "
         "weights of the result. Dotted: rules that need no training; one whose accuracy the length "
-        "of rows changes is drawn where rows have full length. A grey upright line marks where "
-        "rows of the length beside it begin. Most of the change of the loss is as on its "
-        "logarithmic axis."
+        "of rows changes is drawn where rows have full length. Most of the change of the loss is "
+        "as on its logarithmic axis."
     )
 
     @property
@@ -142,11 +141,11 @@ class Curve(Finding):
         levels = {shown[n]: y for n, y in self.references.items() if n not in self.since}
         y = Axis("cross-entropy, nats", scale="log") if loss else Axis("accuracy", "share")
         x = Axis("training step", "count", ends=(0, last))
-        fig = curves([Curves(lines, y, levels=levels, height=250)], x)
-        for first, length in self.stages if len(self.stages) > 1 else ():
+        grown = [f"{length:,}" for _, length in self.stages[1:]]
+        title = f"upright lines: rows grow to {', '.join(grown)} tokens" if grown else ""
+        fig = curves([Curves(lines, y, title, levels, height=250)], x)
+        for first, _ in self.stages[1:]:
             fig.add_vline(first, line={"color": MUTED, "width": 1}, layer="below")
-            label = {"x": first, "y": 1, "yref": "y domain", "xanchor": "left", "yanchor": "top"}
-            fig.add_annotation(text=f"{length:,}", **label)
         return fig
 
     def _name_level(self, name: str) -> str:

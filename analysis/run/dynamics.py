@@ -97,7 +97,7 @@ class QuantityPath:
             change = np.array([self.change.step])
             lines.append(Line("when it changes", change, height, shape="points", look=1))
         title = f"{lead.quantity}, {lead.axis}{place}"
-        levels = {} if lead.null is None else {lead.null_name: lead.null}
+        levels = {} if lead.null is None else {"without learning": lead.null}
         return Curves(lines, self._scale(), title, levels, height=PANEL)
 
     def _scale(self) -> Axis:

@@ -93,15 +93,15 @@ class AccuracyByOption(Finding):
         if not self.comparable:
             return (
                 f"With {self.option} at {self.trained_as}, as in training, the accuracy is not "
-                f"certainly more than that of {self.rival[0]} ({percent(self.rival[1])}), so that "
-                "nothing was learned that could hold elsewhere."
+                f"known to exceed that of {self.rival[0]} ({percent(self.rival[1])}), so that "
+                "it cannot be said to hold elsewhere."
             )
         others = [i for i in range(len(self.values)) if not self._was_trained(i)]
         holds = [self.values[i] for i in others if self.verdicts[i] == HOLDS]
         return (
             f"With {self.option} at {self.trained_as}, as in training, "
-            f"{percent(self.reference or 0.0)} of the answers are right; of {len(others)} other "
-            f"values this holds at {join_names(holds or ['none'])}."
+            f"{percent(self.reference or 0.0)} of the answers are right; other values at which "
+            f"this holds, of {len(others)} tried: {join_names(holds or ['none'])}."
         )
 
     def numbers(self) -> Table:
@@ -114,7 +114,8 @@ class AccuracyByOption(Finding):
             rows.append((f"{self.trained_as} (training)", percent(self.reference), ends, verdict))
         for i, verdict in enumerate(self.verdicts):
             ends = " to ".join(percents(*self.interval[i].tolist()))
-            rows.append((self.values[i], percent(float(self.accuracy[i])), ends, verdict))
+            if self.values[i] != self.trained_as:
+                rows.append((self.values[i], percent(float(self.accuracy[i])), ends, verdict))
         rows += [(value, "", "", why) for value, why in self.failed]
         columns = (self.option, f"accuracy after step {self.step:,}", "95 % interval", "verdict")
         return Table(columns, tuple(rows))
@@ -136,7 +137,7 @@ class AccuracyByOption(Finding):
         ]
         fig = curves([Curves(lines, y, levels=levels)], self._scale(self.places))
         if self.trained is not None:
-            look = {"fillcolor": MUTED, "opacity": 0.3, "line": {"color": MUTED, "width": 2}}
+            look = {"fillcolor": MUTED, "opacity": 0.4, "line": {"color": MUTED, "width": 3}}
             fig.add_vrect(*self.trained, layer="below", **look)
         return fig
 

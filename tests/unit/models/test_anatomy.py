@@ -57,11 +57,11 @@ def test_totals_are_the_papers_where_it_has_any(name, size):
 @pytest.mark.parametrize("stack", ["AM", "NE IN", *ARCHITECTURES])
 def test_the_drawing_has_a_box_for_each_part(stack):
     found = StackAnatomy.of(dissect(build(stack, vocab_size=50, d_model=16)))
-    shapes = found.draw().to_dict()["layout"]["shapes"]
+    shapes = found.figure().to_dict()["layout"]["shapes"]
     boxes = [s for s in shapes if s["type"] == "rect" and "fillcolor" in s]
     layers = [p for run in found.unit for p in (run.pair.mixer, run.pair.transform) if p]
     assert len(boxes) == len(layers) + 2
-    assert abbreviate(found.total) in found.describe().says
+    assert abbreviate(found.total) in found.says
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.base import Subject
-from analysis.run.baselines import describe, measure
+from analysis.run.baselines import measure
 from lab.cli.tables.results import describe_ending
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.intervals import wilson
@@ -300,8 +300,8 @@ def test_a_run_of_few_steps_has_not_begun_and_the_report_says_so(tmp_path):
     assert found["seq_len"] == 16
     because = found["because"]
     assert f"not begun. {because[0].upper()}{because[1:]}" in describe_ending(result)
-    says = describe(measure(Subject.of(run))[0]).says
-    assert "Why it is not solved, at rows of 16 tokens: not begun. After 8 steps," in says
+    failure = measure(Subject.of(run))[0].failure
+    assert "Why it is not solved, at rows of 16 tokens: not begun. After 8 steps," in failure
 
 
 def test_a_run_in_a_shorter_stage_is_diagnosed_there(tmp_path):

@@ -6,8 +6,8 @@ import torch
 
 from analysis.base import Subject
 from analysis.dynamic_mask.masks import LIGHT, find_masked_layers, find_onsets
-from analysis.errors import out_of_reach as reach
-from analysis.errors.attribution import attribute_errors
+from analysis.errors import attribute_errors
+from analysis.errors import causes as reach
 from analysis.errors.causes import (
     CAUSES,
     DECAYED,

@@ -9,8 +9,7 @@ from torch import nn
 
 from analysis import errors
 from analysis.base import NotApplicableError, Subject
-from analysis.errors import out_of_reach as reach
-from analysis.errors.attribution import attribute_errors
+from analysis.errors import Examples, Ledger, attribute_errors
 from analysis.errors.causes import (
     DECAYED,
     DECOY,
@@ -18,10 +17,9 @@ from analysis.errors.causes import (
     MASKED,
     OTHER_PAIR,
     OUTRANKED,
+    READS,
     UNKNOWN,
 )
-from analysis.errors.examples import Examples
-from analysis.errors.ledger import Ledger
 from analysis.plain import to_plain
 from lab.layers.attention import Attention
 from lab.layers.mask import SoftMask
@@ -169,9 +167,6 @@ def test_who_answers_with_the_next_pair_is_said_to():
     assert ledger.neighbours == pytest.approx(0.75, abs=0.02)
     # Of three other pairs one is beside the first and the last, two are beside the middle ones.
     assert ledger.by_chance == pytest.approx(0.5, abs=0.02)
-    says = errors.describe(ledger).says
-    assert "another pair's value (random answers:" in says
-    assert "stored next to the right one (chance" in says
 
 
 @pytest.mark.parametrize("hides", ["key", "value"])
@@ -216,7 +211,7 @@ def test_what_decays_below_its_rival_is_said_to():
     ledger, _, subject = measured(mixer)
     assert ledger.reader is not None
     assert (ledger.reader.layer, ledger.reader.head) == (0, 0)
-    assert ledger.reader.contrast > reach.READS
+    assert ledger.reader.contrast > READS
     # The last value is 0.3 and the first one 1.3 e^{−0.4·6} = 0.12 of it: only early pairs lose.
     lost = {0, 1}
     links = subject.batch.links
@@ -224,7 +219,6 @@ def test_what_decays_below_its_rival_is_said_to():
     assert ledger.wrong == expected
     assert shares(ledger)[DECAYED] + shares(ledger)[DECOY] == pytest.approx(1)
     assert shares(ledger)[DECAYED] > 0.95
-    assert "Decay is judged in head 0.0," in errors.describe(ledger).reading
 
 
 def test_no_error_is_bounded_from_above():
@@ -233,21 +227,17 @@ def test_no_error_is_bounded_from_above():
     [ledger] = errors.measure(subject)
     assert isinstance(ledger, Ledger)
     assert ledger.wrong == 0
-    assert errors.draw(ledger) is None
+    assert ledger.draw() is None
     # Wilson's upper end for none of n: z²/(n + z²).
     bound = 3.8415 / (80 + 3.8415)
     assert ledger.interval == pytest.approx((0, bound), abs=1e-4)
-    assert f"at most {100 * bound:.1f} %" in errors.describe(ledger).says
     json.dumps(to_plain(ledger))
 
 
 def test_few_errors_are_counted_not_shared():
     subject = Subject(TASK, model_of(Rule(next_pair)), TASK.batch(split="test", size=2))
     ledger, _ = attribute_errors(subject)
-    says = errors.describe(ledger).says
-    assert says.endswith(
-        "too few to say how common each cause is. By cause: another pair's value (8)."
-    )
+    assert ledger.says.endswith("(100.0 %), too few to say how common each cause is.")
 
 
 def test_without_pairs_there_are_three_causes():
@@ -285,7 +275,7 @@ def test_rank_and_probability_are_those_of_the_softmax():
         assert example.probability == pytest.approx(probability, rel=1e-4)
 
 
-def test_everything_is_described_drawn_and_recorded():
+def test_everything_is_recorded():
     ledger, examples, subject = measured(Rule(latest_match), rows=80)
     assert [type(r) for r in errors.measure(subject)] == [Ledger, Examples]
     json.dumps(to_plain([ledger, examples]))
@@ -293,15 +283,4 @@ def test_everything_is_described_drawn_and_recorded():
     # The rank of the right value is no matter of what was answered.
     unset = {cause.name for cause in ledger.causes if np.isnan(cause.chance)}
     assert unset == {OUTRANKED, UNKNOWN}
-    for result in (ledger, examples):
-        words = errors.describe(result)
-        assert words.says.endswith(".")
-        assert DECOY in words.alt.lower()
-    bars, table = errors.draw(ledger), errors.draw(examples)
-    assert bars is not None
-    assert table is not None
-    [bar, _] = bars.to_dict()["data"]
-    assert list(bar["y"]) == [cause.name for cause in ledger.causes]
-    assert list(bar["x"]) == [cause.share for cause in ledger.causes]
-    [table] = table.to_dict()["data"]
-    assert len(table["cells"]["values"][0]) == len(examples.errors)
+    assert len(examples.numbers().rows) == len(examples.errors)

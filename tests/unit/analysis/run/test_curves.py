@@ -1,17 +1,13 @@
 """Curves: long ones are means of equal runs of steps, and references stand where they belong."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from analysis.base import NotApplicableError, Subject
-from analysis.plots.lines import LINE, draw_references
-from analysis.plots.style import DARK, LIGHT
 from analysis.run import baselines, curves
-from analysis.run.curves import Curve, describe
+from analysis.run.curves import Curve
 from lab.config import ModelConfig, TrainConfig
 from lab.training.records import Metrics
 from lab.training.run import Run
@@ -57,27 +53,23 @@ def test_long_curves_are_means_of_equal_runs(measured):
 
 
 def test_words_follow_the_numbers(measured):
-    assert "from 20.0 % (step 5) to 100.0 % (step 25)" in describe(measured[1]).says
-    assert "0.20 nats (step 5) to 0.04 nats (step 25)" in describe(measured[0]).says
+    loss, accuracy = (curve.says for curve in measured)
+    assert accuracy.endswith("is 20.0 % after step 5, and 100.0 % after step 25.")
+    assert loss.endswith("is 0.20 nats after step 5, and 0.04 nats after step 25.")
 
 
 def test_one_step_without_evaluation_can_be_drawn():
     one = np.array([1])
     none = np.zeros(0)
     curve = Curve("loss", one, one / 2, 1, none.astype(int), none, none, {"uniform guess": 5.5})
-    assert describe(curve).says.startswith("No evaluation yet")
-    assert "held-out rows." in describe(curve).reading
-    drawn = curve.draw().to_dict()
-    assert len(drawn["data"]) == 2
-    assert drawn["layout"]["xaxis"]["dtick"] == 1  # there is no half of a step
+    assert curve.says.startswith("No evaluation yet")
+    assert curve.draw()
 
 
 def test_one_evaluation_is_no_journey():
     one = np.array([30])
     curve = Curve("accuracy", one, one / 60, 1, one, one / 60, one, {"chance": 0.1})
-    assert describe(curve).says == (
-        "The held-out accuracy is 50.0 % after step 30; it was evaluated once."
-    )
+    assert curve.says == "On rows held out, the accuracy is 50.0 % after step 30."
 
 
 def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
@@ -90,27 +82,20 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     of = Subject(run.task, run.build(), run.task.batch(size=1), run=run)
     loss, accuracy = curves.measure(of)
     assert accuracy.stages == ((1, 8), (11, 16))
-    assert describe(accuracy).says == (
-        "Rows grow from 8 to 16 tokens; those of 16 begin at step 11, and end at a held-out "
-        "accuracy of 100.0 %."
-    )
+    assert ("tokens in a row", "8 from step 1, 16 from step 11") in accuracy.numbers().rows
     # A stage is evaluated on four of its batches, which hold more of the short rows, but no more
     # rows than are tested.
     assert accuracy.held_out_rows.tolist() == [24, 24, 16, 16, 16]
-    assert "Thick line: held-out rows, 16 to 24 at each evaluation." in describe(accuracy).reading
-    held_out: Any = [*accuracy.draw().select_traces()][1]
-    assert held_out.customdata.tolist() == [24, 24, 16, 16, 16]
-    assert "(%{customdata:,} held-out rows)" in held_out.hovertemplate
-    verticals = [shape.x0 for shape in loss.draw().layout.shapes if shape.x0 == shape.x1]
-    assert verticals == [1, 11]
+    assert ("rows held out", "16 to 24") in accuracy.numbers().rows
+    verticals = [shape.x0 for shape in loss.figure().layout.shapes if shape.x0 == shape.x1]
+    assert verticals == [11]
     short = [row for row in grown if row["seq_len"] == 8]
     monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(short)))
     assert [*curves.measure(of)[1].references] == ["oracle", "chance"]
     # A shortcut's accuracy is of one row length, those of a guess and of the oracle are of all.
-    levels = {s.y0: s for s in accuracy.draw().layout.shapes if s.y0 == s.y1}
-    assert (levels[0.3].x0, levels[0.3].x1) == (11, 25)
-    assert {levels[y].xref for y in (0.01, 1.0)} == {"x domain"}
-    assert "last value is drawn where rows have the length" in describe(accuracy).reading
+    assert accuracy.since == {"last value": 11}
+    [line] = [trace for trace in accuracy.figure().data if trace.name == "last value 30.0 %"]
+    assert line.x.tolist() == [11, 25]
 
 
 def curve(quantity, steps, values, final=None) -> Curve:
@@ -119,41 +104,35 @@ def curve(quantity, steps, values, final=None) -> Curve:
     return Curve(quantity, steps, values, 1, steps, values, rows, {}, final=final, test_rows=1024)
 
 
+def find_jump(found: Curve) -> str:
+    return dict(found.numbers().rows)["most of the change"]
+
+
 def test_most_of_the_change_is_where_the_axis_that_is_drawn_shows_it():
     # In nats the loss falls most in the first stretch; on the logarithmic axis, in the third.
     found = curve("loss", range(10, 61, 10), [8.0, 4.0, 3.6, 0.004, 0.002, 0.002])
-    assert describe(found).says.endswith(
-        "; most of the change on the logarithmic axis is between steps 30 and 40."
-    )
+    assert find_jump(found) == "between steps 30 and 40"
     found = curve("accuracy", range(10, 61, 10), [0.0, 0.01, 0.9, 0.92, 1.0, 1.0])
-    assert describe(found).says.endswith("; most of the change is between steps 20 and 30.")
+    assert find_jump(found) == "between steps 20 and 30"
     steady = curve("accuracy", range(10, 61, 10), [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert "most of the change" not in describe(steady).says
+    assert find_jump(steady) == "at no one place"
 
 
 def test_noise_has_no_jump():
     rng = np.random.default_rng(0)
     for count, most in ((4, 0), (5, 8), (10, 1), (40, 0)):
         noise = [curve("accuracy", np.arange(count), rng.random(count)) for _ in range(200)]
-        assert sum("most of the change" in describe(found).says for found in noise) <= most
+        assert sum(find_jump(found) != "at no one place" for found in noise) <= most
     flat = curve("accuracy", np.arange(9), np.full(9, 0.1))
-    assert "most of the change" not in describe(flat).says
+    assert find_jump(flat) == "at no one place"
 
 
 def test_the_result_is_on_the_curve():
     """Also where no evaluation was due at the last step: `--max-minutes` ends a run anywhere."""
-    short = replace(
-        curve("accuracy", [10, 20], [0.1, 0.2], final=(20, 0.1)), stages=((1, 8),), test_len=16
-    )
-    assert short.describe().says == (
-        "The held-out accuracy on rows of 8 tokens goes from 10.0 % (step 10) to 20.0 % (step 20). "
-        "On 1,024 test rows of 16 tokens, it is 10.0 % after step 20."
-    )
     early = curve("accuracy", [10, 20], [0.1, 0.2], final=(33, 0.7))
-    assert describe(early).says.endswith("On 1,024 test rows, it is 70.0 % after step 33.")
-    star = early.draw().to_dict()["data"][2]
-    assert (list(star["x"]), list(star["y"])) == ([33], [0.7])
-    assert "Star: test rows" in describe(early).reading
+    assert ("on 1,024 test rows", "70.0 % after step 33") in early.numbers().rows
+    [star] = [trace for trace in early.figure().data if trace.name == "test rows"]
+    assert (list(star.x), list(star.y)) == ([33], [0.7])
 
 
 def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
@@ -167,30 +146,3 @@ def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):
     # A signal ends a run without a test, and none was taken before.
     result |= {"accuracy": None, "loss": None, "signal": "SIGINT"}
     assert [curve.final for curve in curves.measure(of)] == [None, None]
-
-
-def test_labels_of_levels_leave_room_for_markers_on_them():
-    """A marker of radius 6 px on a level touches neither its label nor that of another level."""
-    fig = go.Figure()
-    draw_references(fig, {"oracle": 1.0, "shortcut": 0.97, "chance": 0.01}, {})
-    shifts = {label.text.split()[0]: label.yshift for label in fig.layout.annotations}
-    assert shifts["shortcut"] > 6
-    assert shifts["oracle"] >= shifts["shortcut"] + LINE
-    assert shifts["chance"] < -6
-    # Above the highest label there is room before the row lengths, at 180 px for a unit.
-    assert 180 * (fig.layout.yaxis.range[1] - 1) > shifts["oracle"] + LINE
-
-
-def test_labels_of_levels_have_a_ground_that_lines_do_not_cross():
-    """The page's theme gives it: no colour of the light page stays in the dark."""
-    found = curve("accuracy", [10, 20], [0.1, 0.2])
-    drawn = replace(found, references={"chance": 0.01, "copy": 0.4}, stages=((1, 16), (15, 32)))
-    labels = [label for label in drawn.draw().layout.annotations if "%" in label.text]
-    assert len(labels) == 2
-    assert {label.templateitemname for label in labels} == {"label"}
-    for theme, paper in ((LIGHT, (255, 255, 255)), (DARK, (20, 22, 26))):
-        layout: Any = theme.layout
-        (ground,) = layout.annotations
-        assert ground.name == "label"
-        assert ground.showarrow is False
-        assert ground.bgcolor == "rgba({}, {}, {}, 0.85)".format(*paper)

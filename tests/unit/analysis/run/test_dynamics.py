@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.base import NotApplicableError, Words
+from analysis.base import NotApplicableError
 from analysis.plain import to_plain
 from analysis.run import dynamics
-from analysis.run.dynamics import compare_runs
-from analysis.run.onsets import Onset, Onsets, find_onsets
-from analysis.run.paths import Paths, date_changes
-from analysis.run.trajectories import Series
-from analysis.statistics.change_points import (
-    Change,
+from analysis.run.dynamics import (
+    Onset,
+    Onsets,
+    Paths,
+    compare_runs,
+    date_changes,
+    find_onsets,
 )
+from analysis.run.trajectories import Series
+from analysis.statistics.change_points import Change
 from lab.files import RunError
 from tests.planted_runs import STEPS, bound, edit, planted, subject, walks
 
@@ -38,31 +41,29 @@ def test_a_planted_run_is_told_in_order(tmp_path):
     assert (found["expert entropy"].low, found["expert entropy"].high) == (32, 64)
     assert found["query → value mass"] is None
     assert {path.lead.quantity: path.lead.layer for path in paths.paths}["expert entropy"] == 1
-    says = dynamics.describe(order).says
-    assert says.startswith(
-        "First mask drift (steps 4 to 8), then expert entropy (steps 32 to 64); "
+    assert order.says == (
+        "Changes in order: mask drift (steps 4 to 8), then expert entropy (steps 32 to 64)."
     )
-    assert "query → value mass" in says.split(";")[1]
-    assert "change by less than a tenth" in says
-    assert "Mask drift of layer 0 goes from 0 nats to" in dynamics.describe(paths).says
+    moves = {row[0]: (row[1], row[-1]) for row in paths.numbers().rows}
+    assert moves["mask drift, layer 0"] == ("0 nats", "mask drift: steps 4 to 8")
+    assert moves["query → value mass, layer 0"][1].endswith("changes by less than a tenth")
     json.dumps(to_plain([paths, order]), allow_nan=False)
     for result in (paths, order):
-        figure = dynamics.draw(result)
+        figure = result.draw()
         assert figure
         assert len(json.dumps(figure.to_plotly_json(), default=str)) < 100_000
-        assert figure.to_dict()["layout"]["xaxis"]["type"] == "log"
 
 
 def test_a_run_in_which_nothing_moves_says_so(tmp_path):
     paths, order = dynamics.measure(subject(planted(tmp_path / "run")))
     assert isinstance(order, Onsets)
     assert all(onset.change is None for onset in order.onsets[0])
-    assert dynamics.describe(order).says.startswith("Nothing moves by a tenth: neither e^−loss nor")
-    says = dynamics.describe(paths).says
-    named = "e^−loss, accuracy, value → key mass and query → value mass"
-    assert says == f"None of {named} moves by a tenth up to step 256."
-    assert dynamics.draw(paths)
-    assert dynamics.draw(order) is None
+    assert order.says == "Changes in order: none at a definite time."
+    assert paths.says == (
+        "One clear change by step 256, on 6 of the test rows: none of 4 quantities."
+    )
+    assert paths.draw()
+    assert order.draw() is None
 
 
 def follow_series(*levels: np.ndarray) -> list[Series]:
@@ -73,71 +74,64 @@ def follow_series(*levels: np.ndarray) -> list[Series]:
     ]
 
 
-def describe_series(*levels: np.ndarray) -> tuple[str, str]:
+def describe_series(*levels: np.ndarray) -> tuple[list[str], str]:
     """What is said of series, and of their order."""
     paths = date_changes(follow_series(*levels), STEPS, 4, bound())
     order = Onsets(("",), (find_onsets(paths),), 1024)
-    return dynamics.describe(paths).says, dynamics.describe(order).says
+    return [path.when for path in paths.paths], order.says
 
 
 def test_what_moves_at_no_one_time_is_told_from_what_does_not_move():
     ramp, still, step = np.linspace(0, 1, len(STEPS)), np.zeros(len(STEPS)), 1.0 * (STEPS > 63)
-    assert describe_series(ramp, still) == (
-        "None of q0 and q1 makes one clear change by step 1,024. Q0 goes from "
-        "0.0 % to 100.0 % (uniform 0.0 %), but at no definite time.",
-        "q0 moves, but at no definite time; q1 changes by less than a tenth.",
-    )
-    assert describe_series(ramp, still, step) == (
-        "Up to step 1,024, q2 goes from 0.0 % to 100.0 % (uniform 0.0 %). Q0 goes "
-        "from 0.0 % to 100.0 % (uniform 0.0 %), but at no definite time.",
-        "Only q2 (steps 45 to 64) changes at a definite time; q0 moves, but at no definite time; "
-        "q1 changes by less than a tenth.",
-    )
-    assert describe_series(ramp, ramp)[1] == "q0 and q1 move, but at no definite time."
+    said, order = describe_series(ramp, still, step)
+    assert said == [
+        "q0 moves, at no definite time",
+        "q1 changes by less than a tenth",
+        "q2: steps 45 to 64",
+    ]
+    assert order == "Changes in order: q2 (steps 45 to 64)."
 
 
-def describe_loss(loss: np.ndarray, accuracy: np.ndarray) -> tuple[Words, Words]:
+def describe_loss(loss: np.ndarray, accuracy: np.ndarray) -> tuple[Paths, Onsets]:
     """The words for a run's loss in nats and its accuracy, and for their order."""
     of_loss, of_accuracy = follow_series(np.exp(-loss), accuracy)
     named = replace(of_loss, quantity="loss", unit="nats", values=loss, null=4.2, dated="e^−loss")
     paths = date_changes([named, replace(of_accuracy, quantity="accuracy")], STEPS, 4, bound())
-    return dynamics.describe(paths), dynamics.describe(Onsets(("",), (find_onsets(paths),), 1024))
+    return paths, Onsets(("",), (find_onsets(paths),), 1024)
 
 
 def test_a_loss_that_falls_from_60_nats_to_4_is_not_said_to_stay():
     """What is dated, e^−loss, moves by a hundredth: it alone may be said to."""
     late = STEPS > 63
-    told, order = describe_loss(np.where(late, 4.5, 59.8), 0.9 * late)
-    assert told.gist == "Accuracy makes one clear change by step 1,024."
-    assert order.says == (
-        "Only accuracy (steps 45 to 64) changes; e^−loss changes by less than a tenth."
-    )
-    told, order = describe_loss(np.where(late, 4.5, 59.8), np.zeros(len(STEPS)))
-    assert told.says == "None of e^−loss and accuracy moves by a tenth up to step 1,024."
-    assert order.says == "Nothing moves by a tenth: neither e^−loss nor accuracy."
+    paths, order = describe_loss(np.where(late, 4.5, 59.8), 0.9 * late)
+    assert paths.says.endswith("1 of 2 quantities (accuracy).")
+    assert paths.numbers().rows[0][-1] == "e^−loss changes by less than a tenth"
+    assert order.says == "Changes in order: accuracy (steps 45 to 64)."
 
 
 def test_what_is_dated_of_a_loss_is_named_with_every_date():
     """The loss halves early and the answers' probability rises late: the order hangs on which."""
     early, late = STEPS > 7, STEPS > 63
     loss = np.where(late, 0.1, np.where(early, 6.0, 60.0))
-    told, order = describe_loss(loss, 0.9 * (STEPS > 15))
-    assert order.says == "First accuracy (steps 11 to 16), then e^−loss (steps 45 to 64)."
+    paths, order = describe_loss(loss, 0.9 * (STEPS > 15))
+    assert order.says == (
+        "Changes in order: accuracy (steps 11 to 16), then e^−loss (steps 45 to 64)."
+    )
     assert "the loss in nats is half-way at another step" in order.reading
-    assert told.gist == "E^−loss and accuracy each make one clear change by step 1,024."
+    assert paths.says.endswith("2 of 2 quantities (e^−loss and accuracy).")
     ramp = np.linspace(0, 1, len(STEPS))
-    told, _ = describe_loss(-np.log(0.01 + 0.9 * ramp), np.zeros(len(STEPS)))
-    assert "but e^−loss moves at no definite time." in told.says
+    paths, _ = describe_loss(-np.log(0.01 + 0.9 * ramp), np.zeros(len(STEPS)))
+    assert paths.paths[0].when == "e^−loss moves, at no definite time"
 
 
 def test_no_order_is_told_of_runs_that_wander():
     """Two series a run, each called a change once in a hundred: an order once in ten thousand."""
     rng = np.random.default_rng(5)
     said = [describe_series(*walks(rng, 2, size=0.05))[1] for _ in range(200)]
-    named = [words for words in said if words.startswith(("First", "Only", "The order"))]
+    named = [words for words in said if "none at a definite time" not in words]
     # 2 % of 200 is 4 ± 2.
     assert len(named) <= 10
-    assert sum(words.startswith("First") for words in named) <= 1
+    assert sum("then" in words for words in named) <= 1
 
 
 def at(name: str, low: int, high: int, layer: int | None = None) -> Onset:
@@ -152,15 +146,9 @@ def test_overlapping_brackets_leave_the_order_open():
         at("c", 128, 181),
         Onset("d", None, None, moved=False),
     )
-    says = dynamics.describe(Onsets(("",), (row,), 1000)).says
-    assert says == (
-        "First a and b (steps 32 to 128), then c (steps 128 to 181); d changes by less than a "
-        "tenth."
+    assert Onsets(("",), (row,), 1000).says == (
+        "Changes in order: a and b (steps 32 to 128), then c (steps 128 to 181)."
     )
-    says = dynamics.describe(Onsets(("",), (row[:2],), 1000)).says
-    assert says == "The order is not decided between a and b (steps 32 to 128)."
-    says = dynamics.describe(Onsets(("",), (row[:1],), 1000)).says
-    assert says == "Only a (steps 32 to 64) changes."
 
 
 def test_seeds_are_counted_by_order():
@@ -171,17 +159,17 @@ def test_seeds_are_counted_by_order():
         (at("b", 64, 91), Onset("a", None, None, moved=True), Onset("c", None, None, moved=False)),
     )
     both = Onsets(("seed 0", "seed 1", "seed 2", "seed 3"), rows, 1000)
-    words = dynamics.describe(both)
-    assert words.says == (
-        "A before b in 1 of 3 runs, after in 1; a before c in 2 of 3 runs; "
-        "b before c in 3 of 3 runs. All other orders are not decided."
-    )
-    assert "4 runs" in words.title
-    figure = dynamics.draw(both)
+    assert both.says == "Pairs of changes that come in the same order in all 4 runs: 0 of 3."
+    table = both.numbers()
+    assert table
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        ("a", "b in 1 of 3, c in 2 of 3"),
+        ("b", "a in 1 of 3, c in 3 of 3"),
+        ("c", ""),
+    ]
+    figure = both.draw()
     assert figure
-    traces = figure.to_plotly_json()["data"]
-    names = [trace["name"] for trace in traces if trace["mode"] == "markers"]
-    assert names == ["seed 0", "seed 1", "seed 2", "seed 3"]
+    assert [trace.name for trace in figure.data] == ["seed 0", "seed 1", "seed 2", "seed 3"]
 
 
 def test_across_runs_measures_each(tmp_path):
@@ -197,7 +185,7 @@ def test_across_runs_measures_each(tmp_path):
         [mask] = [onset for onset in row if onset.quantity == "mask drift"]
         assert mask.change
         assert (mask.change.low, mask.change.high) == (4, 16)
-    assert dynamics.describe(both).says.startswith("In no run is the order")
+    assert "the same order in all 2 runs: 0 of" in both.says
     with pytest.raises(ValueError, match="must be at least one run"):
         compare_runs([])
 
@@ -218,13 +206,6 @@ def test_a_damaged_file_is_named(tmp_path):
         dynamics.measure(subject(run))
 
 
-def list_notes(order: Onsets) -> list[str]:
-    """Return what a figure says where it is pointed at."""
-    fig = order.draw()
-    assert fig is not None
-    return [note for trace in fig.to_dict()["data"] for note in trace.get("customdata", ())]
-
-
 def test_a_figure_names_the_layer_that_all_runs_agree_on():
     change = Change(9.0, 8, 16, 8, 16, 0.0, 1.0)
     mass, loss = (Onset(name, None, change, moved=True) for name in ("mass", "loss"))
@@ -233,7 +214,5 @@ def test_a_figure_names_the_layer_that_all_runs_agree_on():
         both = Onsets(("x", "y"), (first, (replace(mass, layer=layer), loss)), 100)
         fig = both.draw()
         assert fig is not None
-        assert sorted(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["loss", label]
-        where = "steps 8 to 16"
-        assert list_notes(both)[:2] == [f"x<br>mass, layer 1: {where}", f"x<br>loss: {where}"]
-    assert list_notes(Onsets(("",), (first,), 100))[0] == "mass, layer 1: steps 8 to 16"
+        assert sorted(fig.layout.yaxis.ticktext) == ["loss", label]
+        assert "mass: steps 8 to 16" in fig.data[0].text

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.base import NotApplicableError, Subject
 from analysis.plain import to_plain
-from analysis.run.generalisation import AccuracyByOption, describe, measure
+from analysis.run.generalisation import AccuracyByOption, measure
 from lab.config import ModelConfig, TrainConfig
 from lab.models import build
 from lab.training.run import Run
@@ -54,12 +54,6 @@ def found(
     return reach
 
 
-def figure(reach: AccuracyByOption) -> dict[str, Any]:
-    fig = reach.draw()
-    assert fig is not None
-    return fig.to_dict()
-
-
 def lengths(*accuracies: tuple[int, float]) -> list[dict[str, Any]]:
     return [entry("seq_len", length, accuracy) for length, accuracy in accuracies]
 
@@ -73,125 +67,74 @@ def test_it_holds_then_halves_then_is_a_guess(tmp_path):
     assert reach.values == ("32", "64", "128", "256", "512")
     # What was evaluated in the same way goes before the result's.
     assert (reach.reference, reach.reference_interval) == (0.93, (0.92, 0.9400000000000001))
-    assert describe(reach).says == (
-        "With seq_len at 32, as in training, 93.0 % of the answers are right; "
-        "above that it holds up to 64 (93.0 %), "
-        "keeps half of its lead over a guess up to 128, and is 10.0 % at 512, not certainly more "
-        "than a guess."
+    assert reach.verdicts == ["holds", "holds", "half", "falls", "not surely above a guess"]
+    assert reach.says == (
+        "With seq_len at 32, as in training, 93.0 % of the answers are right; other values at "
+        "which this holds, of 4 tried: 64."
     )
 
 
-def test_it_holds_as_far_as_was_tried(tmp_path):
+def test_an_interval_that_reaches_the_trained_one_is_no_fall(tmp_path):
     reach = found(tmp_path, TASK, lengths((16, 0.85), (64, 0.85), (128, 0.88)))
     # Wilson's interval of 0.9 on 32 rows of one answer reaches below 0.86.
     assert reach.reference_interval == pytest.approx((0.748, 0.964), abs=0.01)
-    assert describe(reach).says == (
-        "With seq_len at 32, as in training, 90.0 % of the answers are right; "
-        "above that it holds as far as was tried, 88.0 % at 128; "
-        "below that it holds as far as was tried, 85.0 % at 16."
-    )
+    assert reach.says.endswith("of 3 tried: 16, 64 and 128.")
 
 
-@pytest.mark.parametrize(
-    ("shares", "says"),
-    [
-        (((32, 0.9), (64, 0.3), (128, 0.2)), "falls at once, to 30.0 % at 64, and is 20.0 % at"),
-        (((32, 0.9), (64, 0.5)), "above that it falls at once, to 50.0 % at 64."),
-        (
-            ((32, 0.9), (8, 0.3), (16, 0.9)),
-            "below that it holds down to 16 (90.0 %), and is 30.0 %",
-        ),
-        (((32, 0.9),), "; no other value was tried."),
-        (
-            ((32, 0.09), (64, 0.3)),
-            "That is not certainly more than a guess (10.0 %), which needs",
-        ),
-    ],
-)
-def test_other_endings(tmp_path, shares, says):
-    assert says in describe(found(tmp_path, TASK, lengths(*shares))).says
+def test_a_wide_interval_shows_neither(tmp_path):
+    wide = [entry("seq_len", 32, 0.9), entry("seq_len", 64, 0.5, half=0.45)]
+    assert found(tmp_path, TASK, wide).verdicts == ["holds", "too wide to say"]
 
 
 def test_what_a_shortcut_reaches_too_does_not_hold(tmp_path):
     shares = ((32, 0.4), (64, 0.4))
-    says = describe(found(tmp_path / "null", TASK, lengths(*shares), copy=0.5)).says
-    assert says == (
-        "With seq_len at 32, as in training, 40.0 % of the answers are right. "
-        "That is not certainly more than the "
-        "shortcut “copy” (50.0 %), which needs no training: the model has learned nothing that "
-        "could hold elsewhere."
-    )
-    says = describe(found(tmp_path / "planted", TASK, lengths(*shares), copy=0.3)).says
-    assert "holds as far as was tried, 40.0 % at 64" in says
-
-
-def test_an_interval_that_reaches_the_trained_one_is_no_fall(tmp_path):
-    wide = [entry("seq_len", 32, 0.9), entry("seq_len", 64, 0.7, half=0.25)]
-    says = describe(found(tmp_path, TASK, wide)).says
-    assert "holds as far as was tried, 70.0 % at 64" in says
+    reach = found(tmp_path / "null", TASK, lengths(*shares), copy=0.5)
+    assert reach.verdicts == ["", ""]
+    assert "not known to exceed that of the shortcut “copy” (50.0 %)" in reach.says
+    reach = found(tmp_path / "planted", TASK, lengths(*shares), copy=0.3)
+    assert reach.says.endswith("this holds, of 1 tried: 64.")
 
 
 def test_a_mixture_and_a_schedule_are_ranges(tmp_path):
     entries = lengths((16, 0.9), (64, 0.9), (256, 0.2))
     mixture = found(tmp_path / "mixture", TASK.replace(seq_len=(16, 64)), entries)
     assert mixture.trained == (16, 64)
-    assert "Accuracy by seq_len, trained at 16, 64" in describe(mixture).title
-    assert "grey range" in describe(mixture).reading
-    assert describe(mixture).says.startswith(
-        "With seq_len at 16, 64, as in training, 90.0 % of the answers are right; above"
-    )
+    assert mixture.title == "Accuracy by seq_len, trained at 16, 64"
+    assert mixture.says.endswith("of 1 tried: none.")
     task = TASK.replace(seq_len=Schedule(first=16, last=64, rows=100))
     schedule = found(tmp_path / "schedule", task, entries)
     assert schedule.trained == (16, 64)
-    assert "trained at 16 → 64 over 100 rows" in describe(schedule).title
-    traces = {trace["name"]: trace for trace in figure(schedule)["data"]}
-    assert set(traces["trained on"]["x"]) == {16, 64}
+    assert "trained at 16 → 64 over 100 rows" in schedule.title
+    fig = schedule.draw()
+    assert fig is not None
+    assert [(shape.x0, shape.x1) for shape in fig.layout.shapes][-1] == (16, 64)
 
 
 def test_values_in_no_order_are_told_one_by_one(tmp_path):
-    task = Copy(seq_len=16)
     entries = [entry("mode", "prefix", 0.3), entry("mode", "copy", 0.9)]
-    reach = found(tmp_path / "mode", task, entries)
+    reach = found(tmp_path / "mode", Copy(seq_len=16), entries)
     assert (reach.places, reach.trained) == (None, None)
-    assert describe(reach).says == (
-        "With mode at copy, as in training, 90.0 % of the answers are right; 30.0 % at prefix; "
-        "90.0 % at copy, no certain difference."
-    )
-    assert figure(reach)["layout"]["xaxis"]["type"] == "category"
+    assert reach.verdicts == ["falls", "holds"]
+    assert reach.says.endswith("of 1 tried: none.")
+    fig = reach.draw()
+    assert fig is not None
+    assert list(fig.layout.yaxis.ticktext) == ["prefix", "copy"]
     task = Overwrite(seq_len=64, n_pairs=4, vocab_size=64)
     reach = found(tmp_path / "spacing", task, [entry("spacing", 1, 0.4), entry("spacing", 2, 0.9)])
-    assert (
-        "With spacing at the default, as in training, 90.0 % of the answers" in describe(reach).says
-    )
-    assert "trained on" not in [trace["name"] for trace in figure(reach)["data"]]
+    assert reach.says.startswith("With spacing at the default, as in training, 90.0 % of")
 
 
 def test_what_the_model_cannot_take_is_said(tmp_path):
     error = {"option": "seq_len", "value": 64, "step": STEPS, "error": "64 tokens are too many."}
     reach = found(tmp_path / "one", TASK, [*lengths((32, 0.9)), error])
-    assert describe(reach).says.endswith(
-        "no other value was tried. Not at 64: 64 tokens are too many."
-    )
-    reach = found(tmp_path / "all", TASK, [error])
-    assert describe(reach).says.startswith("No value could be evaluated. Not at 64")
-    assert reach.draw() is None
+    assert reach.numbers().rows[-1] == ("64", "", "", "64 tokens are too many.")
+    assert found(tmp_path / "all", TASK, [error]).draw() is None
 
 
 def test_without_an_accuracy_of_its_own_nothing_holds(tmp_path):
     reach = found(tmp_path, TASK, lengths((64, 0.5), (128, 0.3)), accuracy=None)
-    assert describe(reach).says.startswith(
-        "The accuracy is between 30.0 % at 128 and 50.0 % at 64; the run has no"
-    )
-    assert "Holds" not in describe(reach).reading
-
-
-def test_lengths_stand_on_a_logarithmic_axis_and_chance_is_dotted(tmp_path):
-    reach = found(tmp_path, TASK, lengths((64, 0.9), (256, 0.4)))
-    fig = figure(reach)
-    assert fig["layout"]["xaxis"]["type"] == "log"
-    traces = {trace["name"]: trace for trace in fig["data"]}
-    assert traces["chance"]["line"]["dash"] == "dot"
-    assert list(traces["as trained"]["x"]) == [32, 256]
+    assert reach.verdicts == ["", ""]
+    assert "holds" not in reach.says
 
 
 def test_a_run_that_was_tried_nowhere_else_has_nothing_to_show(tmp_path):

@@ -32,17 +32,14 @@ def test_a_causal_model_does_not_leak():
     assert (found.leaks, found.changed, found.repeated, found.rows) == (False, 0, 0, 8)
     assert found.answers > 50
     assert found.behind > 0
-    assert leaks.describe(found).lead == (
-        "Replacing the tokens after an answer never changes it, and none of 8 test rows is among "
-        "the first 4,096 training rows."
-    )
+    assert found.says.endswith("of 8 test rows, 0 stand among the first 4,096 training rows.")
 
 
 def test_a_model_that_sees_later_tokens_is_caught():
     found = check(MQAR(seq_len=32, vocab_size=64), cheat=True)
     assert found.leaks
     assert found.moved > leaks.MOVED
-    assert leaks.describe(found).lead.startswith("The model sees later tokens")
+    assert found.says.startswith("The model sees later tokens")
 
 
 @torch.no_grad()
@@ -59,7 +56,6 @@ def test_rows_that_are_trained_on_are_counted():
     task = WordProblem(group="Z2", seq_len=4)
     found = check(task)
     assert found.repeated == 8
-    assert "8 of 8 test rows are among the first 4,096 training rows" in leaks.describe(found).lead
 
 
 @pytest.mark.parametrize("tokens", [6, 12, 2**15], ids=["one row", "two rows", "all"])

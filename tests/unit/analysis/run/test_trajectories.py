@@ -9,8 +9,7 @@ import torch
 
 from analysis.mixing import collect_mixers
 from analysis.run import trajectories
-from analysis.run.quantities import choose_stretches
-from analysis.run.trajectories import choose_steps, follow, take_few_rows
+from analysis.run.trajectories import choose_steps, choose_stretches, follow, take_few_rows
 from lab.training.run import Run
 from tasks.base import Batch, Task
 from tests.planted_runs import STEPS, edit, planted, subject
