@@ -87,7 +87,7 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     # rows than are tested.
     assert accuracy.held_out_rows.tolist() == [24, 24, 16, 16, 16]
     assert ("rows held out", "16 to 24") in accuracy.numbers().rows
-    verticals = [shape.x0 for shape in loss.figure().layout.shapes if shape.x0 == shape.x1]
+    verticals = [s["x0"] for s in loss.figure().to_dict()["layout"]["shapes"] if s["x0"] == s["x1"]]
     assert verticals == [11]
     short = [row for row in grown if row["seq_len"] == 8]
     monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(short)))
@@ -105,7 +105,8 @@ def curve(quantity, steps, values, final=None) -> Curve:
 
 
 def find_jump(found: Curve) -> str:
-    return dict(found.numbers().rows)["most of the change"]
+    [place] = [value for name, value in found.numbers().rows if name == "most of the change"]
+    return place
 
 
 def test_most_of_the_change_is_where_the_axis_that_is_drawn_shows_it():

@@ -214,5 +214,5 @@ def test_a_figure_names_the_layer_that_all_runs_agree_on():
         both = Onsets(("x", "y"), (first, (replace(mass, layer=layer), loss)), 100)
         fig = both.draw()
         assert fig is not None
-        assert sorted(fig.layout.yaxis.ticktext) == ["loss", label]
+        assert sorted(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["loss", label]
         assert "mass: steps 8 to 16" in fig.data[0].text

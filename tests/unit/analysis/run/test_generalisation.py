@@ -107,7 +107,7 @@ def test_a_mixture_and_a_schedule_are_ranges(tmp_path):
     assert "trained at 16 → 64 over 100 rows" in schedule.title
     fig = schedule.draw()
     assert fig is not None
-    assert [(shape.x0, shape.x1) for shape in fig.layout.shapes][-1] == (16, 64)
+    assert [(s["x0"], s["x1"]) for s in fig.to_dict()["layout"]["shapes"]][-1] == (16, 64)
 
 
 def test_values_in_no_order_are_told_one_by_one(tmp_path):
@@ -118,7 +118,7 @@ def test_values_in_no_order_are_told_one_by_one(tmp_path):
     assert reach.says.endswith("of 1 tried: none.")
     fig = reach.draw()
     assert fig is not None
-    assert list(fig.layout.yaxis.ticktext) == ["prefix", "copy"]
+    assert list(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["prefix", "copy"]
     task = Overwrite(seq_len=64, n_pairs=4, vocab_size=64)
     reach = found(tmp_path / "spacing", task, [entry("spacing", 1, 0.4), entry("spacing", 2, 0.9)])
     assert reach.says.startswith("With spacing at the default, as in training, 90.0 % of")
