@@ -250,8 +250,8 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
     # Set 0 is what the model answered; the others are random.
     random = why.draw_wrong_answers(wrong, everyone.targets, REDRAWN, rng)
     answers = np.concatenate([given[None], random])
-    pairs = np.stack([why.match_other_pairs(batch, wrong, row) for row in answers])
-    seen = np.stack([why.find_last_occurrences(inputs, wrong, row) for row in answers])
+    places = [why.search_rows(batch, wrong, row) for row in answers]
+    decoys, pairs, seen = (np.stack(parts) for parts in zip(*places, strict=True))
     hidden = why.detect_masked(model, batch, wrong)
     relieved = np.zeros(answers.shape, bool)
     if hidden.any():
@@ -266,24 +266,21 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
         placebo = why.draw_other_values(batch, everyone, rng)
         reader, faded = why.detect_decayed(model, batch, everyone, placebo, wrong, rivals)
     rank, probability = _rank_right_answers(found, wrong_at)
-    cause = why.choose_causes(
-        {
-            DECOY: np.stack([why.detect_decoys(inputs, wrong, row) for row in answers]),
-            MASKED: relieved,
-            DECAYED: faded,
-            OTHER_PAIR: pairs >= 0,
-            IN_ROW: seen >= 0,
-            OUTRANKED: np.broadcast_to(rank <= TOP, answers.shape),
-            UNKNOWN: np.ones(answers.shape, bool),
-        }
-    )
+    flags = {
+        DECOY: decoys,
+        MASKED: relieved,
+        DECAYED: faded,
+        OTHER_PAIR: pairs >= 0,
+        IN_ROW: seen >= 0,
+        OUTRANKED: np.broadcast_to(rank <= TOP, answers.shape),
+        UNKNOWN: np.ones(answers.shape, bool),
+    }
+    cause = np.select([flags[name] for name in CAUSES], list(range(len(CAUSES))))
     beside, by_chance = why.find_neighbours(batch, wrong, pairs[0])
-    missing = {DECAYED} if reader is None else set()
+    missing: dict[str, bool] = {DECAYED: reader is None, MASKED: not find_masked_layers(model)}
     if not has_pairs(batch):
-        missing |= {DECOY, MASKED, OTHER_PAIR}
-    elif not find_masked_layers(model):
-        missing |= {MASKED}
-    detectable = [name for name in CAUSES if name not in missing and len(wrong)]
+        missing |= dict.fromkeys((DECOY, MASKED, OTHER_PAIR), True)
+    detectable = [name for name in CAUSES if not missing.get(name) and len(wrong)]
     ledger = Ledger(
         rows=len(inputs),
         scored=len(everyone),

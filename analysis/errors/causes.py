@@ -94,65 +94,40 @@ def find_questions(batch: Batch) -> Questions:
     )
 
 
-def detect_decoys(
-    inputs: Int[np.ndarray, "b t"], questions: Questions, answers: Int[np.ndarray, " w"]
-) -> Bool[np.ndarray, " w"]:
-    """Return whether each answer follows a decoy: an earlier token that equals the queried key.
-
-    The stored key itself is not a decoy. Where the task stores no pairs, there are no decoys.
-    """
-    found = np.zeros(len(questions), bool)
-    place = np.arange(inputs.shape[1] - 1)
-    for part in questions.iterate_blocks(inputs.shape[1]):
-        some, row = questions[part], inputs[questions.rows[part]]
-        key = row[np.arange(len(some)), some.positions]
-        decoy = (row[:, :-1] == key[:, None]) & (place < some.positions[:, None])
-        decoy &= (place != some.keys[:, None]) & (some.pairs >= 0)[:, None]
-        found[part] = (decoy & (row[:, 1:] == answers[part, None])).any(1)
-    return found
-
-
-def find_last_occurrences(
-    inputs: Int[np.ndarray, "b t"], questions: Questions, answers: Int[np.ndarray, " w"]
-) -> Int[np.ndarray, " w"]:
-    """Return the last position of each answer up to its query; −1 where it does not occur."""
-    found = np.full(len(questions), -1)
-    place = np.arange(inputs.shape[1])
-    for part in questions.iterate_blocks(inputs.shape[1]):
-        some = questions[part]
-        same = inputs[some.rows] == answers[part, None]
-        same &= place <= some.positions[:, None]
-        found[part] = np.where(same, place, -1).max(1)
-    return found
-
-
-def match_other_pairs(
+def search_rows(
     batch: Batch, questions: Questions, answers: Int[np.ndarray, " w"]
-) -> Int[np.ndarray, " w"]:
-    """Return the index of the other pair whose stored value each answer is; −1 if there is none."""
-    found = np.full(len(questions), -1)
-    if not has_pairs(batch):
-        return found
-    where = find_values(batch)
-    tokens = np.take_along_axis(batch.inputs.cpu().numpy(), np.maximum(where, 0), 1)
-    index = np.arange(where.shape[1])
-    for part in questions.iterate_blocks(where.shape[1]):
-        some = questions[part]
-        same = tokens[some.rows] == answers[part, None]
-        same &= (where[some.rows] >= 0) & (where[some.rows] < some.positions[:, None])
-        same &= (index != some.pairs[:, None]) & (some.pairs >= 0)[:, None]
-        found[part] = np.where(same.any(1), same.argmax(1), -1)
-    return found
+) -> tuple[Bool[np.ndarray, " w"], Int[np.ndarray, " w"], Int[np.ndarray, " w"]]:
+    """Find where each answer occurs in its row.
+
+    Returns:
+        whether it follows a decoy: an earlier token that equals the queried key and is not the
+        stored key itself; the index of the other pair whose stored value it is, −1 where there is
+        none; and its last position up to the query, −1 where it does not occur. Where the task
+        stores no pairs, there are neither decoys nor other pairs.
+    """
+    inputs, values = batch.inputs.cpu().numpy(), find_values(batch)
+    decoys, pairs, seen = [np.zeros(0, bool)], [np.zeros(0, int)], [np.zeros(0, int)]
+    place, index = np.arange(inputs.shape[1]), np.arange(values.shape[1])
+    for part in questions.iterate_blocks(inputs.shape[1]):
+        some, row, given = questions[part], inputs[questions.rows[part]], answers[part, None]
+        until, linked = some.positions[:, None], (some.pairs >= 0)[:, None]
+        same = row == given
+        decoy = (row == np.take_along_axis(row, until, 1)) & (place < until) & linked
+        decoy &= place != some.keys[:, None]
+        decoys.append((decoy[:, :-1] & same[:, 1:]).any(1))
+        where = values[some.rows]
+        other = (np.take_along_axis(row, np.maximum(where, 0), 1) == given) & (where >= 0)
+        other &= (where < until) & (index != some.pairs[:, None]) & linked
+        pairs.append(np.where(other.any(1), other.argmax(1), -1))
+        seen.append(np.where(same & (place <= until), place, -1).max(1))
+    return np.concatenate(decoys), np.concatenate(pairs), np.concatenate(seen)
 
 
 def find_values(batch: Batch) -> Int[np.ndarray, "b pairs"]:
     """Return the positions of the stored values, padded with −1."""
+    if not has_pairs(batch):
+        return np.full((len(batch.inputs), 1), -1)
     return find_pairs(batch)[2].cpu().numpy()
-
-
-def choose_causes(flags: dict[str, Bool[np.ndarray, "n w"]]) -> Int[np.ndarray, "n w"]:
-    """Return the index into `CAUSES` of the first cause that applies; flags has all causes."""
-    return np.select([flags[name] for name in CAUSES], list(range(len(CAUSES))))
 
 
 def draw_wrong_answers(

@@ -9,18 +9,13 @@ from analysis.dynamic_mask.masks import LIGHT, find_masked_layers, find_onsets
 from analysis.errors import attribute_errors
 from analysis.errors import causes as reach
 from analysis.errors.causes import (
-    CAUSES,
     DECAYED,
-    UNKNOWN,
     Questions,
-    choose_causes,
-    detect_decoys,
     draw_other_values,
     draw_wrong_answers,
-    find_last_occurrences,
     find_neighbours,
     find_questions,
-    match_other_pairs,
+    search_rows,
 )
 from lab.layers.mask import SoftMask
 from lab.layers.ssd import SSD
@@ -55,19 +50,6 @@ def test_out_of_sight_is_a_loop_over_heads_and_keys(window):
         assert found[i] == (s >= 0 and all(hidden))
     assert found.any()
     assert not found.all()
-
-
-def test_the_first_cause_that_holds_is_taken():
-    flags = dict.fromkeys(CAUSES, np.zeros((1, 7), bool))
-    for i, name in enumerate(CAUSES):
-        flags[name] = np.arange(7)[None] >= i
-        if i:
-            flags[name] = flags[name] & (np.arange(7)[None] <= i)
-    assert choose_causes({**flags, UNKNOWN: np.ones((1, 7), bool)}).tolist() == [[0] * 7]
-    flags[CAUSES[0]] = np.zeros((1, 7), bool)
-    assert choose_causes({**flags, UNKNOWN: np.ones((1, 7), bool)}).tolist() == [
-        [6, 1, 2, 3, 4, 5, 6]
-    ]
 
 
 def test_random_answers_are_wrong_and_as_frequent_as_targets():
@@ -163,11 +145,7 @@ def test_what_the_row_says_is_a_loop_over_it(task, monkeypatch):
         for row, t in zip(inputs[found.rows].tolist(), found.positions.tolist(), strict=True)
     ]
     answers = np.where(latest == found.targets, answers, latest)
-    decoys, seen = (
-        detect_decoys(inputs, found, answers),
-        find_last_occurrences(inputs, found, answers),
-    )
-    pairs = match_other_pairs(batch, found, answers)
+    decoys, pairs, seen = search_rows(batch, found, answers)
     rng = np.random.default_rng(0)
     others = draw_other_values(batch, found, rng)
     scored = [(b, t) for b in range(60) for t in range(24) if batch.targets[b, t] != -100]

@@ -169,7 +169,12 @@ def test_seeds_are_counted_by_order():
     ]
     figure = both.draw()
     assert figure
-    assert [trace.name for trace in figure.data] == ["seed 0", "seed 1", "seed 2", "seed 3"]
+    assert [trace["name"] for trace in figure.to_dict()["data"]] == [
+        "seed 0",
+        "seed 1",
+        "seed 2",
+        "seed 3",
+    ]
 
 
 def test_across_runs_measures_each(tmp_path):
@@ -215,4 +220,4 @@ def test_a_figure_names_the_layer_that_all_runs_agree_on():
         fig = both.draw()
         assert fig is not None
         assert sorted(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["loss", label]
-        assert "mass: steps 8 to 16" in fig.data[0].text
+        assert "mass: steps 8 to 16" in fig.to_dict()["data"][0]["text"]
