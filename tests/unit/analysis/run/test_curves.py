@@ -94,6 +94,7 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     assert [*curves.measure(of)[1].references] == ["oracle", "chance"]
     # A shortcut's accuracy is of one row length, those of a guess and of the oracle are of all.
     assert accuracy.since == {"last value": 11}
+    line: Any
     [line] = accuracy.figure().select_traces({"name": "last value 30.0 %"})
     assert line.x.tolist() == [11, 25]
 
@@ -132,6 +133,7 @@ def test_the_result_is_on_the_curve():
     """Also where no evaluation was due at the last step: `--max-minutes` ends a run anywhere."""
     early = curve("accuracy", [10, 20], [0.1, 0.2], final=(33, 0.7))
     assert ("on 1,024 test rows", "70.0 % after step 33") in early.numbers().rows
+    star: Any
     [star] = early.figure().select_traces({"name": "test rows"})
     assert (list(star.x), list(star.y)) == ([33], [0.7])
 
