@@ -31,7 +31,7 @@ from analysis.figures import Axis, Bars, Dots, bars
 from analysis.links import has_pairs
 from analysis.scoring import PART_ENTRIES, Scored, scored
 from analysis.statistics.intervals import bound_share
-from analysis.words import name_head, percent, percents
+from analysis.words import format_ends, name_head, percent
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 
@@ -67,6 +67,11 @@ class Cause:
     interval: tuple[float, float]
     chance: float
     distance: float
+
+    def quote(self) -> str:
+        """Return its share beside that of random answers, where they have one."""
+        chance = "" if math.isnan(self.chance) else f" (random answers {percent(self.chance)})"
+        return f"{self.name} {percent(self.share)}{chance}"
 
 
 @dataclass(frozen=True)
@@ -121,30 +126,23 @@ class Ledger(Finding):
         if self.wrong < FEW:
             return f"{says}, too few to say how common each cause is."
         top = sorted((c for c in self.causes if c.count), key=lambda cause: -cause.count)[:3]
-        shares = [f"{cause.name} {percent(cause.share)}" for cause in top]
-        return f"{says}; the most frequent causes: {', '.join(shares)}."
+        return f"{says}; the most frequent causes: {', '.join(cause.quote() for cause in top)}."
 
     def numbers(self) -> Table:
         """Return how many answers are wrong, and what is known of single causes."""
-        rows = [("wrong, 95 % interval over rows", " to ".join(percents(*self.interval)))]
+        rows = {"wrong, 95 % interval over rows": format_ends(*self.interval, percent)}
         if self.wrong:
-            rows.append(("median rank of the right answer", f"{self.rank:,.0f}"))
+            rows["median rank of the right answer"] = f"{self.rank:,.0f}"
         if not math.isnan(self.neighbours):
-            near = (
-                f"{percent(self.neighbours)} ({' to '.join(percents(*self.neighbours_interval))})"
-            )
-            chance = f"{near}, by chance {percent(self.by_chance)}"
-            rows.append(("of other pairs' values, those stored next to the right one", chance))
+            near = f"{percent(self.neighbours)} {format_ends(*self.neighbours_interval, percent)}"
+            name = "of other pairs' values, those stored next to the right one"
+            rows[name] = f"{near}, by chance {percent(self.by_chance)}"
         if self.masked:
-            rows.append(("errors whose key or value a mask hides", f"{self.masked:,}"))
+            rows["errors whose key or value a mask hides"] = f"{self.masked:,}"
         if self.reader is not None:
-            head = (
-                f"{name_head(self.reader.layer, self.reader.head)}, which weights the right value"
-            )
-            rows.append(
-                ("decay is judged in", f"{head} {self.reader.contrast:.1f} times as others")
-            )
-        return Table(("what", "found"), tuple(rows))
+            head, contrast = name_head(self.reader.layer, self.reader.head), self.reader.contrast
+            rows["decay is judged in"] = f"{head}: right values weigh {contrast:.1f} times others"
+        return Table(("what", "found"), tuple(rows.items()))
 
     def figure(self) -> go.Figure | None:
         """Draw a bar a cause, the first in precedence on top; None where there is no error."""
