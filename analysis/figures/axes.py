@@ -74,7 +74,7 @@ class Axis:
             if ticks is None:
                 middle = (4**k for k in range(1, 16) if 3 * 4**k <= 2 * last)
                 ticks = {step: f"{step:,.0f}" for step in sorted({0, 1, *middle, last})}
-            found["range"] = [-0.15, math.log2(last + 1) + 0.15]
+            found |= {"range": [-0.15, math.log2(last + 1) + 0.15], "tickangle": 0}
         elif self.scale == "log":
             found["type"] = "log"
             if ends is None and ticks is None and (positive := [v for v in values if v > 0]):
