@@ -112,7 +112,7 @@ class Standing(Finding):
     def says(self) -> str:
         """Which rules the model beats, equals or falls short of."""
         if self.interval is None:
-            return f"There is no accuracy yet; the run itself is {self.ending}."
+            return f"There is no accuracy to compare (the run: {self.ending})."
         low, high = self.interval
         rivals = [pair for pair in zip(self.names, self.scores, strict=True) if pair[0] != "oracle"]
         groups = {

@@ -84,7 +84,7 @@ CASES = [
     Case("planted", take_apart("AE*3"), "Blocks: 3;"),
     Case("boundary", take_apart("AN"), "Blocks: 1;"),
     Case("planted", standing(0.5, 0.4, 0.6), "accuracy is above chance."),
-    Case("null", standing(None), "There is no accuracy yet", "above"),
+    Case("null", standing(None), "There is no accuracy to compare", "above"),
     Case("boundary", standing(0.5, 0.1, 0.6), "accuracy is level with chance."),
     Case("boundary", standing(0.05, 0.0, 0.09), "accuracy is below chance."),
     Case("planted", leak(7, 0.5), "The model sees later tokens: replacing them changes 7 of 100"),
