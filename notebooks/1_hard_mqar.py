@@ -72,15 +72,15 @@ run
 # %% [markdown]
 # ## The verdict
 #
-# Every analysis is a module with the same three functions: `measure` a subject, `describe` a
-# result in words, `draw` it. A subject is a model with rows of the test split. `run.analyze()` runs
+# Every analysis is a module with a function `measure`, which returns findings. A finding says what
+# it shows, and draws it. A subject is a model with rows of the test split. `run.analyze()` runs
 # all of them, and `run.report()` shows the report.
 
 # %%
 subject = run.subject
 (standing,) = baselines.measure(subject)
 print(standing.headline)
-baselines.draw(standing)
+standing.figure()
 
 # %% [markdown]
 # ## How it came
@@ -90,12 +90,12 @@ baselines.draw(standing)
 
 # %%
 loss, right = curves.measure(subject)
-print(curves.describe(loss).says)
-curves.draw(loss)
+print(loss.says)
+loss.figure()
 
 # %%
-print(curves.describe(right).says)
-curves.draw(right)
+print(right.says)
+right.figure()
 
 # %% [markdown]
 # ## What the matrices show
