@@ -7,9 +7,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, Words, describe, draw
+from analysis.base import Finding, Table, describe, draw
+from analysis.figures import Axis, Curves, Line, curves
 from analysis.links import has_pairs
-from analysis.plots.style import make_whiskers, new_figure
 from analysis.words import count_interval_decimals, percent
 from lab.config import TrainConfig, get_protocol_defaults
 from lab.models import LanguageModel
@@ -40,50 +40,45 @@ class Capacity(Finding):
     steps: Int[np.ndarray, " n"]
     solved_at: float
 
-    def describe(self) -> Words:
-        """Name the largest number of pairs up to which all were learned."""
-        learned = self.accuracy >= self.solved_at
-        count = len(learned) if learned.all() else int(learned.argmin())
-        # Enough decimals to tell an accuracy just below the goal from the goal.
-        decimals = max(count_interval_decimals(float(a), self.solved_at) for a in self.accuracy)
-        shown = ", ".join(
-            f"{percent(float(a), decimals)} at {k} in {steps:,} {'step' if steps == 1 else 'steps'}"
-            for k, a, steps in zip(self.pairs, self.accuracy, self.steps, strict=True)
-        )
-        goal = percent(self.solved_at, decimals)
-        number = int(self.pairs[max(0, count - 1)])
-        pairs = f"{number} pair{'s' * (number != 1)}"
-        opening = (
-            f"Learned to {goal} up to {pairs}"
-            if count
-            else f"Not learned to {goal} even at {pairs}"
-        )
-        says = f"{opening}: {shown}."
-        reading = (
-            "Each dot is a model trained from the same start on rows with this many pairs; "
-            "whiskers are 95 % intervals over test rows, the dotted line is a uniform guess. One "
-            "seed each: more steps may lift a dot."
-        )
-        title = "Accuracy by the number of stored pairs"
-        return Words(title, says, reading, f"Line of accuracy by stored pairs. {says}")
+    title = "Accuracy by the number of stored pairs"
+    reading = (
+        "Each dot is a model trained from the same start on rows with this many pairs; whiskers "
+        "are 95 % intervals over test rows, the grey line is a uniform guess. One seed each: more "
+        "steps may lift a dot."
+    )
 
-    def draw(self) -> go.Figure:
+    @property
+    def says(self) -> str:
+        """Up to how many pairs all were learned."""
+        learned = np.logical_and.accumulate(self.accuracy >= self.solved_at)
+        goal = self._format(self.solved_at)
+        if not learned.any():
+            return f"Not learned to {goal} even at K = {self.pairs[0]:,}."
+        return f"Learned to {goal} up to K = {self.pairs[learned][-1]:,}, of {len(learned)} tried."
+
+    def _format(self, share: float) -> str:
+        """Format an accuracy so that one just below the goal can be told from it."""
+        return percent(
+            share, max(count_interval_decimals(float(a), self.solved_at) for a in self.accuracy)
+        )
+
+    def numbers(self) -> Table:
+        """Return the accuracy at each number of pairs, and the steps that it took."""
+        found = zip(self.pairs, self.accuracy, self.steps, strict=True)
+        rows = tuple((f"{k:,}", self._format(float(a)), f"{steps:,}") for k, a, steps in found)
+        return Table(("stored pairs", "accuracy", "steps"), rows)
+
+    def figure(self) -> go.Figure:
         """Draw accuracy against the number of pairs."""
-        fig = new_figure(height=320)
-        fig.add_scatter(
-            x=self.pairs,
-            y=self.accuracy,
-            error_y=make_whiskers(self.accuracy, self.interval),
-            mode="lines+markers",
-            name="accuracy",
-            customdata=self.steps,
-            hovertemplate="%{x} pairs: %{y:.1%}, %{customdata:,} steps<extra></extra>",
-        )
-        fig.add_scatter(
-            x=self.pairs, y=self.chance, mode="lines", line={"dash": "dot"}, name="chance"
-        )
-        fig.update_xaxes(title_text="stored pairs K", type="log", tickvals=self.pairs)
-        return fig.update_yaxes(title_text="accuracy", range=[0, 1.02], tickformat=".0%")
+        notes = [f"{steps:,} steps" for steps in self.steps]
+        lines = [
+            Line("accuracy", self.pairs, self.accuracy, self.interval, notes=notes),
+            Line("chance", self.pairs, self.chance, look=-1),
+        ]
+        ends = self.pairs[0] / 1.15, self.pairs[-1] * 1.15
+        ticks = {float(k): f"{k:,}" for k in self.pairs}
+        x = Axis("stored pairs K", "count", "log", ends, ticks)
+        return curves([Curves(lines, Axis("accuracy", "share"))], x)
 
 
 def measure_capacity(

@@ -1,19 +1,142 @@
 """Where does each position look? Every mixer's matrix [h t s] on one test row."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
+import plotly.graph_objects as go
 import torch
+from jaxtyping import Float, Int
 
-from analysis.base import NotApplicableError, Subject, describe, draw
-from analysis.links import find_links, find_offsets
-from analysis.matrices.layer_matrix import LayerMatrix
-from analysis.matrices.views import view_crop, view_whole
-from analysis.mixing import collect_mixers
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures.picture import (
+    Heatmap,
+    Picture,
+    choose_pool,
+    count_columns,
+    draw_heatmap,
+    find_expected,
+    make_picture,
+    pool_matrix,
+)
+from analysis.links import AnswerLinks, Mass, find_links, find_offsets, measure_mass_by_blocks
+from analysis.mixing import Mixer, collect_mixers
+from analysis.plain import figure_only
+from analysis.words import name_head, name_place, percent
 from lab.laws import MatrixMixer
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["SHOWS", "TITLE", "LayerMatrix", "describe", "draw", "measure"]
 
 TITLE = "What each layer mixes, on the first test row"
+SHOWS = 0.25
+"""A head shows a pattern if its share lies this far or farther from uniform (0) to all (1)."""
+CROP = 256
+"""Cells across the crop, all panels together."""
+
+
+@dataclass(frozen=True)
+class LayerMatrix(Finding):
+    """A mixer's matrix on one row.
+
+    Attributes:
+        layer: index of the block.
+        mixer: its class.
+        form: which matrix this is.
+        picture: what is drawn; None when the mixer offers no matrix.
+        mass: where the mass of the whole matrix lies; None when the mixer offers no matrix.
+        cropped: whether the picture is a crop of a matrix that is also shown pooled.
+        links: the row's.
+        tokens: the row's, int [t].
+        roles: indices into role_names, int [t].
+        role_names: the task's.
+        title: names the layer, its matrix, and how the picture was made of it.
+    """
+
+    layer: int
+    mixer: str
+    form: str
+    picture: Picture | None
+    mass: Mass | None
+    cropped: bool
+    links: AnswerLinks
+    tokens: Int[np.ndarray, " t"]
+    roles: Int[np.ndarray, " t"]
+    role_names: tuple[str, ...]
+    title: str = figure_only()
+
+    reading = (
+        "Mass is an entry's share of its row's magnitudes. Colours end where nine rows of ten have "
+        "their largest entry; of a signed matrix, at the 99.5 % quantile of magnitudes. Ticks on "
+        "the left mark query rows, rings where a query meets what it asks for: click their name in "
+        "the legend to hide or see them."
+    )
+
+    @property
+    def says(self) -> str:
+        """What the layer does, or where the crop lies."""
+        mass, links = self.mass, self.links
+        if self.picture is None or mass is None:
+            return f"This layer offers no matrix: {self.mixer} has no matrix, values and project."
+        if self.cropped:
+            (row, column), (_, high, wide) = self.picture.first, self.picture.weights.shape
+            return (
+                f"Rows {row} to {row + high - 1}, columns {column} to {column + wide - 1}; each "
+                "cell is one entry of the matrix."
+            )
+        if not mass.on_previous.size:
+            return "The row is a single token."
+        if not mass.on_value.size:
+            return (
+                f"Of a row's mass, up to {_format_most(mass.on_previous)} is on the token before."
+            )
+        does = "shows neither recall nor binding"
+        if _exceeds_uniform(mass.written, mass.uniform_written):
+            does = "binds each value to its key"
+        if _exceeds_uniform(mass.on_value, mass.uniform_value):
+            does = "recalls"
+        return (
+            f"It {does}: query rows put up to {_format_most(mass.on_value)} of their mass on "
+            f"{name_place(links.read, 'the value they ask for')}, and "
+            f"{name_place(links.written, 'a value')} puts up to {_format_most(mass.written)} on "
+            "its key."
+        )
+
+    def numbers(self) -> Table | None:
+        """Return the largest shares, next to a uniform row's, or how many of the rings are here."""
+        mass, links = self.mass, self.links
+        if self.picture is None or mass is None:
+            return None
+        if self.cropped:
+            met = len(find_expected(self.picture, links)[0])
+            counts = "queries that meet their value", f"{met}", f"{len(links.values)}"
+            return Table(("", "here", "in all"), (counts,)) if len(links.values) else None
+        found = (
+            ("query → value", mass.on_value, mass.uniform_value),
+            ("value → key", mass.written, mass.uniform_written),
+            ("token before", mass.on_previous, mass.uniform_previous),
+        )
+        rows = tuple(
+            (name, name_head(self.layer, int(of.argmax())), _format_most(of), percent(uniform))
+            for name, of, uniform in found
+            if of.size
+        )
+        return Table(("mass", "highest", "share", "a uniform row"), rows)
+
+    def figure(self) -> go.Figure | None:
+        """Draw a heat map per head; None where the mixer offers no matrix."""
+        if self.picture is None:
+            return None
+        shown = Heatmap(self.picture, self.links, self.tokens, self.roles, self.role_names)
+        return draw_heatmap(shown, self.layer)
+
+
+def _exceeds_uniform(share: Float[np.ndarray, " h"], uniform: float) -> bool:
+    """Whether some head is far enough from uniform."""
+    return bool(share.max() >= uniform + SHOWS * (1 - uniform))
+
+
+def _format_most(share: Float[np.ndarray, " h"]) -> str:
+    return percent(float(share.max()))
 
 
 @torch.no_grad()
@@ -30,6 +153,8 @@ def measure(subject: Subject) -> list[LayerMatrix]:
         links = replace(find_links(batch), read=read, written=written)
         offered = isinstance(mixer.module, MatrixMixer)
         picture, mass = view_whole(mixer, links) if offered else (None, None)
+        pool = picture.pool if picture else 1
+        title = f"Layer {mixer.layer} · {mixer.kind}" + f" · {mixer.form}" * offered
         whole = LayerMatrix(
             layer=mixer.layer,
             mixer=mixer.kind,
@@ -41,11 +166,55 @@ def measure(subject: Subject) -> list[LayerMatrix]:
             tokens=batch.inputs[0].cpu().numpy(),
             roles=batch.roles[0].cpu().numpy(),
             role_names=subject.task.role_names,
+            title=title + f", signed max over {pool} × {pool}" * (pool > 1),
         )
         findings.append(whole)
-        if picture is not None and picture.pool > 1:
+        if picture and pool > 1:
             crop = view_crop(mixer, picture, links)
-            findings.append(replace(whole, picture=crop, cropped=True))
+            title += ", crop at full resolution"
+            findings.append(replace(whole, picture=crop, cropped=True, title=title))
     if not findings:
         raise NotApplicableError("no block has a sequence mixer")
     return findings
+
+
+def view_whole(mixer: Mixer, links: AnswerLinks) -> tuple[Picture, Mass]:
+    """Return the pooled picture of a mixer's matrix on its first row, and where its mass lies.
+
+    The matrix is computed by blocks of rows: a long one is never whole in memory.
+    """
+    pool = choose_pool(len(mixer.matrix(0, slice(0, 1))), mixer.x.shape[1])
+    parts: list[np.ndarray] = []
+
+    def keep_pooled() -> Iterator[tuple[slice, np.ndarray]]:
+        for rows, tensor in mixer.blocks(0, pool):
+            block = _blank_future(tensor.cpu().numpy(), rows.start)
+            parts.append(pool_matrix(block, pool))
+            yield rows, block
+
+    mass = measure_mass_by_blocks(keep_pooled(), links)
+    return make_picture(np.concatenate(parts, axis=1), pool), mass
+
+
+def view_crop(mixer: Mixer, whole: Picture, links: AnswerLinks) -> Picture:
+    """Return the window of a mixer's matrix in which most queries meet their value.
+
+    Without pairs, it is the last window.
+    """
+    seq_len = mixer.x.shape[1]
+    side = min(seq_len, CROP // count_columns(len(whole.weights)))
+    last = seq_len - side
+    corners = np.array([last, *range(0, last, max(1, side // 4))[::-1]])
+    rows, columns = (
+        (at >= corners[:, None]) & (at < corners[:, None] + side) for at in links.expected
+    )
+    met = rows.astype(int) @ columns.T.astype(int)
+    row, column = (int(corners[i]) for i in np.unravel_index(met.argmax(), met.shape))
+    block = _blank_future(mixer.matrix(0, slice(row, row + side)).cpu().numpy(), row)
+    weights = block[:, :, column : column + side]
+    return replace(whole, weights=weights, pool=1, first=(row, column))
+
+
+def _blank_future(rows: Float[np.ndarray, "h t s"], first: int) -> Float[np.ndarray, "h t s"]:
+    """Return a copy of rows first, first + 1, … with NaN at later positions than the row's own."""
+    return np.where(np.tri(*rows.shape[1:], k=first, dtype=bool), rows, np.float32(np.nan))

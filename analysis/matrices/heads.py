@@ -7,26 +7,263 @@
 M is the matrix that the layer applies. It is signed for SSD, with D on its diagonal; here |M|.
 """
 
-import numpy as np
-import torch
-from jaxtyping import Float
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
-from analysis.base import NotApplicableError, Subject, describe, draw
-from analysis.links import find_offsets
-from analysis.matrices.head_reach import HeadReach
-from analysis.matrices.head_scores import HeadScores
-from analysis.matrices.moves import GATED_TARGETS, is_gated
-from analysis.matrices.patterns import PATTERNS, compute_uniform_shares
-from analysis.matrices.row_sums import RowSums, sum_row
-from analysis.mixing import collect_mixers
+import numpy as np
+import plotly.graph_objects as go
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Dots, Pairs, pairs
+from analysis.links import IN_PLACE, Offsets, find_offsets
+from analysis.matrices import SHOWS
+from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
+from analysis.plots.heads import place_heads
+from analysis.words import format_digits, format_range, name_head, name_place, percent
+from lab.files import RunError
+from lab.hooks import run_with_cache
 from lab.intervals import Z95
 from lab.laws import MatrixMixer
+from lab.layers.ssd import NORM_EPS, SSD
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["PATTERNS", "TITLE", "HeadReach", "HeadScores", "describe", "draw", "measure"]
 
 TITLE = "What each head looks at"
 ENTRIES = 2**27
 """Matrix entries that are read in all; they decide how many rows of the batch are used."""
+PLACES = {
+    "previous token": "the token before",
+    "duplicate token": "earlier positions of the same token, where there are any",
+    "induction": "the token that followed an earlier copy of this one, in rows that have one",
+    "first token": "the first token",
+}
+"""Where a head of each kind looks from position i: at i − 1; at earlier positions of the same
+token; at the positions after those; at position 0, from all others."""
+PATTERNS = tuple(PLACES)
+NAMED = 6
+"""Maximum number of patterns in the table."""
+GATED_TARGETS = 128
+"""Rows of a gated mixer's matrix whose entries are weighted by what they move: the gate belongs to
+the target, so that every entry has a norm of its own."""
+LINEAR = 1e-3
+"""How far off a linear map may be, as a share of its largest output: fp32 is well below."""
+Weigh = Callable[[Int[Tensor, " t"]], tuple[Int[Tensor, " n"], Float[Tensor, "h n s"]]]
+"""Returns which of some targets have weighted entries, as indices, and the weights."""
+
+
+@dataclass(frozen=True)
+class HeadScores(Finding):
+    """How much of each head's mass lies where a kind of head would look; p of `PATTERNS`.
+
+    Attributes:
+        layers: index of the block, one entry per head.
+        heads: the head's index in its layer.
+        mixers: the mixer's class.
+        patterns: the kinds, in the order of the columns.
+        scores: ⟨|M|, P⟩ / Σ|M| in [0, 1]: mean over rows of the batch.
+        score_chance: the same of a uniform causal matrix.
+        shares: ⟨|M|, P⟩ / Σ|M| over those rows of M in which P has a position; 1 for a pure head
+            of that kind. NaN where no token of the batch has such a position.
+        chance: the same of a uniform causal matrix.
+        half_widths: of the shares' 95 % intervals, over rows of the batch.
+        moved_shares: the shares when an entry weighs ‖M_ij v_j W_O‖; NaN for a mixer whose project
+            is not linear.
+        sampled: whether `moved_shares` of a gated layer come from only `GATED_TARGETS` rows of M.
+        rows: of the batch.
+        offsets: how far after its positions the pattern of induction lies, by layer.
+    """
+
+    layers: Int[np.ndarray, " h"]
+    heads: Int[np.ndarray, " h"]
+    mixers: tuple[str, ...]
+    patterns: tuple[str, ...]
+    scores: Float[np.ndarray, "h p"]
+    score_chance: Float[np.ndarray, " p"]
+    shares: Float[np.ndarray, "h p"]
+    chance: Float[np.ndarray, " p"]
+    half_widths: Float[np.ndarray, "h p"]
+    moved_shares: Float[np.ndarray, "h p"]
+    sampled: bool
+    rows: int
+    offsets: Offsets = IN_PLACE
+
+    title = "Head scores, share of |M|"
+    reading = (
+        "The share of a head's mass |M| on a kind of position, over those rows of its matrix that "
+        "have such a position; kinds without a panel do not occur. Whiskers are 95 % intervals "
+        "over rows of the batch. Induction: positions after an earlier occurrence of the row's "
+        "token, or as far after those as a convolution moves them. Diamonds weigh each entry by "
+        "‖M_ij v_j W_O‖, what it moves in the residual stream: where the diamond is far from the "
+        f"dot, the head looks where it moves little. Gated layers take {GATED_TARGETS} random rows "
+        "of the matrix for them; a mixer whose project is not linear has none."
+    )
+
+    def find_patterns(self) -> list[tuple[int, int]]:
+        """Return which (head, pattern) surely hold more than chance, the clearest first.
+
+        Surely: the low end of the interval lies at least `SHOWS` of the way from chance to 1. A
+        single row of the batch has no interval, so it shows no pattern.
+        """
+        excess = (self.shares - self.chance) / (1 - self.chance)
+        # Written so that NaN, which the interval of a single row is, shows no pattern.
+        low = excess - self.half_widths / (1 - self.chance)
+        order = np.argsort(-np.nan_to_num(excess, nan=-1.0), axis=None)
+        found = zip(*np.unravel_index(order, excess.shape), strict=True)
+        return [(int(h), int(p)) for h, p in found if low[h, p] >= SHOWS]
+
+    @property
+    def says(self) -> str:
+        """Which head surely shows a pattern most clearly, or comes nearest."""
+        if np.isnan(self.shares).all():
+            return "No head has any mass."
+        shown = self.find_patterns()
+        excess = np.nan_to_num(self.shares - self.chance, nan=-1.0)
+        nearest = np.unravel_index(int(excess.argmax()), excess.shape)
+        head, pattern = shown[0] if shown else map(int, nearest)
+        opening = f"Heads that surely show a pattern: {len({h for h, _ in shown})} of {len(excess)}"
+        if self.rows == 1:
+            opening = "Undecided, because one row of the batch has no interval"
+        offset = self._get_offset(head, pattern)
+        return (
+            f"{opening}; most of all, {name_head(self.layers[head], self.heads[head])} puts "
+            f"{percent(float(self.shares[head, pattern]))} of its mass on "
+            f"{name_place(offset, PLACES[self.patterns[pattern]])} (a uniform row: "
+            f"{percent(float(self.chance[pattern]))})."
+        )
+
+    def _get_offset(self, head: int, pattern: int) -> int:
+        """Return how far after its positions a pattern was looked for in a head."""
+        induction = self.patterns[pattern] == "induction"
+        return self.offsets.read.get(int(self.layers[head]), 0) if induction else 0
+
+    def numbers(self) -> Table | None:
+        """Return the clearest of the patterns that surely show."""
+        columns = "head", "pattern", "share of |M|", "of what moves", "a uniform row"
+        rows = tuple(
+            (
+                name_head(self.layers[h], self.heads[h]),
+                name_place(self._get_offset(h, p), self.patterns[p]),
+                f"{percent(float(self.shares[h, p]))} ± {percent(float(self.half_widths[h, p]))}",
+                "–" if np.isnan(self.moved_shares[h, p]) else percent(self.moved_shares[h, p]),
+                percent(float(self.chance[p])),
+            )
+            for h, p in self.find_patterns()[:NAMED]
+        )
+        return Table(columns, rows) if rows else None
+
+    def figure(self) -> go.Figure:
+        """Draw one panel per pattern."""
+        ends = np.stack([self.shares - self.half_widths, self.shares + self.half_widths], 2)
+        axis = Axis(unit="share", ends=(-0.08, 1.08), ticks={0: "0", 0.5: "50", 1: "100"})
+        panels = [
+            Pairs(
+                [
+                    Dots("|M|", self.shares[:, p], ends[:, p]),
+                    Dots("moved", self.moved_shares[:, p]),
+                ],
+                axis,
+                f"{name}, %".replace(" ", "\n", 1),
+                {"a uniform row": float(self.chance[p])},
+            )
+            for p, name in enumerate(self.patterns)
+            if not np.isnan(self.chance[p])
+        ]
+        return _draw_heads(self, panels)
+
+
+@dataclass(frozen=True)
+class HeadReach(Finding):
+    """How widely and how far each head looks.
+
+    Attributes:
+        layers, heads, mixers, rows: as in `HeadScores`.
+        entropy: H of a row of |M| normalised, nats in [0, ln(i + 1)]; mean over the matrix's rows
+            and the batch's.
+        effective_keys: e^H in [1, i + 1]; likewise.
+        distance: Σ|M|(i − j) / Σ|M|, tokens.
+        uniform_entropy, uniform_keys, uniform_distance: of a uniform causal matrix.
+    """
+
+    layers: Int[np.ndarray, " h"]
+    heads: Int[np.ndarray, " h"]
+    mixers: tuple[str, ...]
+    entropy: Float[np.ndarray, " h"]
+    effective_keys: Float[np.ndarray, " h"]
+    distance: Float[np.ndarray, " h"]
+    uniform_entropy: float
+    uniform_keys: float
+    uniform_distance: float
+    rows: int
+
+    title = "Spread and distance of |M|"
+    reading = (
+        "Effective keys are e^H, H the entropy of a row of |M| normalised, mean over rows: 1 for a "
+        "row of one entry. Distance is Σ|M|(i − j) / Σ|M|. An SSD matrix has D, the skip, on its "
+        "diagonal, which sharpens it."
+    )
+
+    @property
+    def says(self) -> str:
+        """Over how many keys heads spread, and how far back they look."""
+        with_mass = np.isfinite(self.effective_keys)
+        if not with_mass.any():
+            return "No head has any mass."
+        return (
+            f"Heads with mass, {with_mass.sum()} of {len(with_mass)}, spread over "
+            f"{format_range(self.effective_keys)} effective keys (uniform rows: "
+            f"{format_digits(self.uniform_keys)}) and look {format_range(self.distance)} tokens "
+            f"back on average (uniform: {format_digits(self.uniform_distance)})."
+        )
+
+    def numbers(self) -> Table | None:
+        """Return the heads at either end."""
+        if np.isnan(self.effective_keys).all():
+            return None
+        rows = tuple(
+            (
+                quantity,
+                *(
+                    f"{format_digits(values[i])} ({name_head(self.layers[i], self.heads[i])})"
+                    for i in (np.nanargmin(values), np.nanargmax(values))
+                ),
+            )
+            for quantity, values in (
+                ("effective keys", self.effective_keys),
+                ("mean distance, tokens", self.distance),
+            )
+        )
+        return Table(("", "least", "most"), rows)
+
+    def figure(self) -> go.Figure:
+        """Draw one panel per quantity."""
+        found = (
+            ("effective keys", self.effective_keys, self.uniform_keys),
+            ("mean distance, tokens", self.distance, self.uniform_distance),
+        )
+        panels = []
+        for title, values, uniform in found:
+            most = float(np.nanmax(values, initial=uniform))
+            axis = Axis(ends=(-0.05 * most, 1.05 * most))
+            panels.append(
+                Pairs([Dots("heads", values)], axis, title, {"a uniform matrix": uniform})
+            )
+        return _draw_heads(self, panels)
+
+
+def _draw_heads(found: HeadScores | HeadReach, panels: Sequence[Pairs]) -> go.Figure:
+    """Draw dots, one line per head; of many heads, one line per layer."""
+    lines, names = place_heads(found.layers, found.heads)
+    notes = list(map(name_head, found.layers, found.heads))
+    placed = [
+        replace(panel, dots=[replace(dots, lines=lines, notes=notes) for dots in panel.dots])
+        for panel in panels
+    ]
+    return pairs(names, placed, title="layer.head" if len(names) == len(lines) else "layer")
 
 
 @torch.no_grad()
@@ -44,33 +281,34 @@ def measure(subject: Subject) -> list[HeadScores | HeadReach]:
     ]
     if not found:
         raise NotApplicableError("no block has a mixer that offers a matrix")
-    seq_len = subject.batch.inputs.shape[1]
+    tokens = subject.batch.inputs
+    count, seq_len = tokens.shape
     n_heads = [len(mixer.matrix(0, slice(0, 1))) for mixer in found]
-    rows = min(len(subject.batch.inputs), max(1, ENTRIES // (sum(n_heads) * seq_len**2)))
+    rows = range(min(count, max(1, ENTRIES // (sum(n_heads) * seq_len**2))))
     rng, offsets = np.random.default_rng(subject.seed), find_offsets(subject)
-    by_row: list[list[RowSums]] = [
-        [
-            sum_row(mixer, row, subject.batch.inputs[row], rng, offsets.get(mixer.layer)[0])
-            for row in range(rows)
-        ]
+    by_layer = [
+        [sum_row(mixer, row, tokens[row], rng, offsets.get(mixer.layer)[0]) for row in rows]
         for mixer in found
     ]
 
     def gather(name: str) -> np.ndarray:
         """Return a quantity of all heads, [row h …]."""
-        layers = [torch.stack([getattr(row, name) for row in layer]) for layer in by_row]
+        layers = [torch.stack([sums[name] for sums in by_row]) for by_row in by_layer]
         return torch.cat(layers, dim=1).double().cpu().numpy()
 
+    uniform = [compute_uniform_shares(tokens[row]) for row in rows]
+    score_chance, chance = (torch.stack(part).cpu().numpy() for part in zip(*uniform, strict=True))
+    on = gather("on_patterns")
+    with np.errstate(invalid="ignore"):
+        scores = on / gather("mass")[..., None]
+        shares = on / gather("with_patterns")
+        moved = gather("moved_on_patterns") / gather("moved_with_patterns")
+    # A row of the batch in which no token repeats says nothing about duplicates.
+    shares, moved = (np.where(np.isnan(chance)[:, None], np.nan, z) for z in (shares, moved))
+    share, half_widths = _average(shares)
     layers = np.repeat([mixer.layer for mixer in found], n_heads)
     heads = np.concatenate([np.arange(n) for n in n_heads])
     kinds = tuple(np.repeat([mixer.kind for mixer in found], n_heads).tolist())
-    uniform = [compute_uniform_shares(subject.batch.inputs[row]) for row in range(rows)]
-    score_chance, chance = (torch.stack(part).cpu().numpy() for part in zip(*uniform, strict=True))
-    on, mass = gather("on_patterns"), gather("mass")
-    shares = _divide(on, gather("with_patterns"))
-    moved = _divide(gather("moved_on_patterns"), gather("moved_with_patterns"))
-    # A row of the batch in which no token repeats says nothing about duplicates.
-    shares, moved = (np.where(np.isnan(chance)[:, None], np.nan, z) for z in (shares, moved))
     place = np.arange(seq_len)
     return [
         HeadScores(
@@ -78,44 +316,235 @@ def measure(subject: Subject) -> list[HeadScores | HeadReach]:
             heads=heads,
             mixers=kinds,
             patterns=PATTERNS,
-            scores=_average(_divide(on, mass[..., None])),
-            score_chance=_average(score_chance),
-            shares=_average(shares),
-            chance=_average(chance),
-            half_widths=_compute_half_widths(shares),
-            moved_shares=_average(moved),
+            scores=_average(scores)[0],
+            score_chance=_average(score_chance)[0],
+            shares=share,
+            chance=_average(chance)[0],
+            half_widths=half_widths,
+            moved_shares=_average(moved)[0],
             sampled=seq_len > GATED_TARGETS and any(is_gated(mixer.module) for mixer in found),
-            rows=rows,
+            rows=len(rows),
             offsets=offsets,
         ),
         HeadReach(
             layers=layers,
             heads=heads,
             mixers=kinds,
-            entropy=_average(gather("entropy")),
-            effective_keys=_average(gather("effective_keys")),
-            distance=_average(gather("distance")),
+            entropy=_average(gather("entropy"))[0],
+            effective_keys=_average(gather("effective_keys"))[0],
+            distance=_average(gather("distance"))[0],
             uniform_entropy=float(np.log(place + 1).mean()),
             uniform_keys=float((place + 1).mean()),
             uniform_distance=float((place / 2).mean()),
-            rows=rows,
+            rows=len(rows),
         ),
     ]
 
 
-def _divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return part / whole, NaN where whole is not positive."""
-    return np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0)
+def _average(
+    values: Float[np.ndarray, "n ..."],
+) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+    """Return the mean over rows of the batch that have a value, and half its 95 % interval's width.
+
+    NaN is no value. Of fewer than two there is no interval, which is NaN then.
+    """
+    known = np.ma.masked_invalid(values)
+    half = Z95 * known.std(0, ddof=1) / np.sqrt(known.count(0))
+    return known.mean(0).filled(np.nan), half.filled(np.nan)
 
 
-def _average(values: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "..."]:
-    """Return the mean over rows of the batch that have a value, NaN where none has."""
-    known = ~np.isnan(values)
-    return _divide(np.where(known, values, 0.0).sum(0), known.sum(0).astype(float))
+def sum_row(
+    mixer: Mixer, row: int, tokens: Int[Tensor, " s"], rng: np.random.Generator, offset: int = 0
+) -> dict[str, Tensor]:
+    """Sum over the entries of a mixer's matrix M on one row of the batch, block by block.
+
+    Args:
+        mixer: whose matrix.
+        row: of the batch.
+        tokens: of the row.
+        rng: chooses the rows of M whose entries are weighted by what they move, of a gated mixer.
+        offset: how far after its positions the pattern of induction lies.
+
+    Returns:
+        by name, for each head [h]:
+
+        mass               Σ|M|
+        entropy            of |M| normalised, nats; mean over rows of M that have any mass
+        effective_keys     mean of e^H over the same rows
+        distance           Σ|M|(i − j) / Σ|M|, tokens
+        on_patterns        ⟨|M|, P⟩ for each of `PATTERNS` [h p]
+        with_patterns      Σ|M| over the rows of M in which P has a position [h p]
+        moved_…            both with entries weighted by the norm of what they move; NaN where
+                           project is not linear
+
+    Raises:
+        RunError: when a mixer that is not the lab's own raises.
+    """
+    weigh = measure_moves(mixer, row, rng)
+    total: dict[str, Tensor] = {}
+    for rows, matrix in mixer.blocks(row):
+        size = matrix.abs()
+        targets = torch.arange(rows.start, rows.stop, device=size.device)
+        sources = torch.arange(size.shape[-1], device=size.device).float()
+        mass = size.sum(-1)
+        entropy = compute_entropy(size, mass)
+        chosen, norms = weigh(targets)
+        on, within = sum_on_patterns(size, tokens, targets, offset)
+        moved = sum_on_patterns(size[:, chosen] * norms, tokens, targets[chosen], offset)
+        found = {
+            "mass": mass.sum(-1),
+            "filled": (mass > 0).sum(-1),
+            "entropy": entropy.sum(-1),
+            "effective_keys": torch.where(mass > 0, entropy.exp(), 0.0).sum(-1),
+            "distance": (targets * mass - size @ sources).sum(-1),
+            "on_patterns": on,
+            "with_patterns": within,
+            "moved_on_patterns": moved[0],
+            "moved_with_patterns": moved[1],
+        }
+        total = {name: total[name] + part if total else part for name, part in found.items()}
+    filled = total.pop("filled")
+    means = {name: total[name] / filled for name in ("entropy", "effective_keys")}
+    return {**total, **means, "distance": total["distance"] / total["mass"]}
 
 
-def _compute_half_widths(values: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, "..."]:
-    """Return half the width of that mean's 95 % interval, NaN for fewer than two rows."""
-    count = (~np.isnan(values)).sum(0).astype(float)
-    square = _average((values - _average(values)) ** 2)
-    return Z95 * np.sqrt(_divide(square, np.maximum(count - 1, 0)))
+def compute_entropy(
+    size: Float[Tensor, "h t s"], mass: Float[Tensor, "h t"]
+) -> Float[Tensor, "h t"]:
+    """Return H = −Σ p ln p of p = |M| / Σ|M|, nats, from |M| and its row sums; 0 for a row of 0."""
+    least = torch.finfo(size.dtype).tiny
+    spread = torch.special.entr(size).sum(-1) / mass.clamp(min=least)
+    # Rounding may take the entropy of a single entry below 0.
+    return torch.where(mass > 0, spread + mass.clamp(min=least).log(), 0.0).clamp(min=0)
+
+
+def sum_on_patterns(
+    size: Float[Tensor, "h t s"],
+    tokens: Int[Tensor, " s"],
+    targets: Int[Tensor, " t"],
+    offset: int = 0,
+) -> tuple[Float[Tensor, "h p"], Float[Tensor, "h p"]]:
+    """Return ⟨|M|, P⟩ for each of `PATTERNS`, and Σ|M| over rows in which P has a position.
+
+    Args:
+        size: |M|, or some of its rows.
+        tokens: of the whole row of the batch.
+        targets: the rows' positions.
+        offset: how far after the positions of "induction" to look, up to i.
+
+    Source: TransformerLens's `head_detector`, error measure "mul", except for the first token.
+    """
+    earlier = torch.arange(tokens.shape[0], device=tokens.device) < targets[:, None]
+    same = ((tokens[targets, None] == tokens) & earlier).to(size.dtype)
+    later = targets > 0
+    place = torch.arange(len(targets), device=targets.device)
+    on = [
+        size[:, place, (targets - 1).clamp(min=0)] * later,
+        torch.einsum("hts,ts->ht", size, same),
+        # The position after an earlier occurrence: the last may be the target's own.
+        torch.einsum("hts,ts->ht", size[..., 1 + offset :], same[:, : -1 - offset]),
+        size[..., 0] * later,
+    ]
+    repeated = same.any(-1)
+    where = torch.stack([later, repeated, repeated, later], dim=-1).to(size.dtype)
+    return torch.stack(on, -1).sum(1), size.sum(-1) @ where
+
+
+def compute_uniform_shares(
+    tokens: Int[Tensor, " s"],
+) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
+    """Return what a uniform causal matrix U has: ⟨U, P⟩ / ΣU over all rows, and over rows with P.
+
+    The second is NaN where no row has a position of the pattern.
+    """
+    place = torch.arange(len(tokens), device=tokens.device)
+    earlier = (place < place[:, None]) & (tokens[:, None] == tokens)
+    counts = torch.stack([place > 0, earlier.sum(-1), earlier.sum(-1), place > 0], dim=-1).double()
+    share = (counts / (place[:, None] + 1)).sum(0)
+    return share / len(tokens), share / (counts > 0).sum(0)
+
+
+def is_gated(module: nn.Module) -> TypeGuard[SSD]:
+    """Whether what an entry moves depends on the gate at its target position."""
+    return isinstance(module, SSD) and module.z_proj is not None
+
+
+def measure_moves(mixer: Mixer, row: int, rng: np.random.Generator) -> Weigh:
+    """Return how much an entry M_ij = 1 moves in the residual stream: ‖W_O (g_i ⊙ v_j)‖, per head.
+
+    W_O is what `project` does to the head's mixed values. Without a gate, g = 1, and the norm
+    depends on the source alone; it is NaN where project is not linear in the mixed values.
+
+    Raises:
+        RunError: when a mixer that is not the lab's own raises.
+    """
+    module, x = mixer.module, mixer.x[row : row + 1]
+    assert isinstance(module, MatrixMixer)
+    if is_gated(module):
+        return _measure_gated_moves(module, x, rng)
+    try:
+        by_source = _measure_heads(module, x).float()
+    # A user's mixer may raise anything.
+    except Exception as error:
+        raise RunError(f"{mixer.kind}.project raised {type(error).__name__}: {error}") from error
+
+    def weigh(targets: Int[Tensor, " t"]) -> tuple[Tensor, Tensor]:
+        every = torch.arange(len(targets), device=targets.device)
+        return every, by_source[:, None].expand(-1, len(targets), -1)
+
+    return weigh
+
+
+def _measure_heads(module: MatrixMixer, x: Float[Tensor, "1 t d"]) -> Float[Tensor, "h s"]:
+    """Return ‖W_O v_j‖ of each head; NaN for a project that is not linear and position-wise.
+
+    Two tests decide: the heads' parts must add up to the output, and the values times −2, shifted
+    by one position, must give the output times −2, shifted by one position.
+    """
+    values = module.values(x)
+    nothing = module.project(x, torch.zeros_like(values))
+    whole = module.project(x, values) - nothing
+    summed, norms = torch.zeros_like(whole), []
+    for head in range(values.shape[1]):
+        alone = torch.zeros_like(values)
+        alone[:, head] = values[:, head]
+        part = module.project(x, alone) - nothing
+        summed = summed + part
+        norms.append(part[0].norm(dim=-1))
+    further = module.project(x, -2 * values.roll(1, dims=2)) - nothing
+    off = torch.stack([summed - whole, further / 2 + whole.roll(1, dims=1)]).abs().max()
+    linear = off <= LINEAR * whole.abs().max()
+    return torch.stack(norms) * (1 if linear else torch.nan)
+
+
+def _measure_gated_moves(module: SSD, x: Float[Tensor, "1 t d"], rng: np.random.Generator) -> Weigh:
+    """Return the same for an SSD layer, whose gate g_i = silu(W_z x_i) belongs to the target.
+
+    A gated norm's scale at i is held fixed at its value with all heads and sources present, as is
+    usual in attribution; so the parts M_ij W_O (g_i ⊙ v_j) add up to the layer's output.
+    """
+    assert module.z_proj is not None
+    values = module.values(x)[0]
+    n_heads, seq_len, width = values.shape
+    gate = F.silu(module.z_proj(x)[0].to(values.dtype))
+    if module.norm_weight is not None:
+        mixed = run_with_cache(module, x, "hook_ssm_out")[1]["hook_ssm_out"][0].flatten(-2)
+        parts = (mixed * gate).unflatten(-1, (module.n_groups, -1))
+        scale = (parts.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
+        gate = gate * scale.expand_as(parts).flatten(-2) * module.norm_weight
+    gate = gate.unflatten(-1, (n_heads, width)).transpose(0, 1)
+    weight = module.out_proj.weight.to(values.dtype)
+    maps = weight.unflatten(-1, (n_heads, width)).transpose(0, 1)
+    drawn = rng.choice(seq_len, size=min(seq_len, GATED_TARGETS), replace=False)
+    weighted = torch.from_numpy(drawn).to(x.device)
+    part = max(1, BLOCK_ENTRIES // (n_heads * len(weight) * seq_len))
+
+    def weigh(targets: Int[Tensor, " t"]) -> tuple[Tensor, Tensor]:
+        chosen = torch.isin(targets, weighted).nonzero()[:, 0]
+        norms = [
+            (maps[:, None] * gate[:, at, None] @ values[:, None].mT).norm(dim=2)
+            for at in targets[chosen].split(part)
+        ]
+        return chosen, torch.cat(norms, dim=1).float()
+
+    return weigh

@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures.picture import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
 from analysis.links import find_links
 from analysis.memory import LONGEST_ROLLED
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import figure_only
-from analysis.plots.heatmaps import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
 from analysis.statistics.intervals import bootstrap
-from analysis.words import percent, percents
+from analysis.words import format_ends, percent
 from lab.laws import MatrixMixer
 
 __all__ = ["TITLE", "Rollout", "describe", "draw", "measure", "multiply_layers"]
@@ -52,6 +52,7 @@ class Rollout(Finding):
         uniform_self: the same of uniform layers.
         rows: of the batch.
         shown: R of the first row.
+        title: names the pooling of the picture.
     """
 
     depth: int
@@ -62,43 +63,44 @@ class Rollout(Finding):
     uniform_self: float
     rows: int
     shown: Heatmap = figure_only()
+    title: str = figure_only()
 
-    def describe(self) -> Words:
-        """Say whether recall shows in the product, and how much stays where it was."""
-        picture = self.shown.picture
-        title = "Rollout of all layers · Π (½ I + ½ Ā), the first test row"
-        if picture.pool > 1:
-            title += f", max over {picture.pool} × {picture.pool}"
-        reading = (
-            "R_ij says how much of position j is in position i after the last layer, if every head "
-            "counts alike and values, gates and state transforms are ignored; its rows sum to 1. "
-            f"Numbers are means over {self.rows} {'row' if self.rows == 1 else 'rows'} of the "
-            f"batch. Colours end at {picture.bound:.2g}; ticks on the left mark query rows"
-        )
-        reading += ", rings where a query meets its value." if self.on_value.size else "."
-        says = self._summarize()
-        return Words(title, says, reading, f"Heat map of {title}, lower triangle. {says}")
+    reading = (
+        "R_ij says how much of position j is in position i after the last layer, if every head "
+        "counts alike and values, gates and state transforms are ignored; its rows sum to 1. Ticks "
+        "on the left mark query rows, rings where a query meets its value. Uniform layers have "
+        "Ā_ij = 1 / (i + 1)."
+    )
 
-    def _summarize(self) -> str:
-        layers = {1: "one layer", 2: "both layers"}.get(self.depth, f"all {self.depth} layers")
-        kept = f"{percent(float(self.on_self.mean()))} of a position's mass stays with itself"
-        kept += f" (uniform layers: {percent(self.uniform_self)})"
+    @property
+    def says(self) -> str:
+        """Whether recall shows in the product."""
         if not self.on_value.size:
-            return f"Through {layers} {kept}; the task names no pairs to look for."
-        low, high = self.interval
-        ends = "one row" if math.isnan(low) else f"95 %: {' to '.join(percents(low, high))}"
-        reached = f"{percent(float(self.on_value.mean()))} ({ends}; "
-        reached += f"uniform layers: {percent(self.uniform_value)})"
-        bound = SHOWS * self.uniform_value
-        if low >= bound:
-            says = f"Through {layers} queries reach the value they ask for with {reached}"
-        elif high < bound:
-            says = f"No recall shows: queries reach their value with {reached}"
-        else:
-            says = f"It is uncertain whether recall shows: queries reach their value with {reached}"
-        return f"{says}; {kept}."
+            return "The task names no pairs that could be looked for in the product of all layers."
+        verdict = "It is uncertain whether recall shows"
+        if self.interval[0] >= SHOWS * self.uniform_value:
+            verdict = "Recall shows"
+        if self.interval[1] < SHOWS * self.uniform_value:
+            verdict = "No recall shows"
+        return (
+            f"{verdict}: through all layers, queries reach the value they ask for with "
+            f"{percent(float(self.on_value.mean()))} {format_ends(*self.interval, percent)} "
+            f"(uniform layers: {percent(self.uniform_value)})."
+        )
 
-    def draw(self) -> go.Figure:
+    def numbers(self) -> Table:
+        """Return what reaches a value, and what stays with a position."""
+        rows = tuple(
+            (name, percent(float(share.mean())), percent(uniform))
+            for name, share, uniform in (
+                ("from queries to their value", self.on_value, self.uniform_value),
+                ("from positions to themselves", self.on_self, self.uniform_self),
+            )
+            if share.size
+        )
+        return Table(("R", f"mean over rows: {self.rows}", "uniform layers"), rows)
+
+    def figure(self) -> go.Figure:
         """Draw R of the first row, row 0 on top."""
         return draw_heatmap(self.shown)
 
@@ -128,18 +130,19 @@ def measure(subject: Subject) -> list[Rollout]:
     place = torch.arange(1, seq_len + 1, dtype=torch.float32)
     uniform = torch.ones(seq_len, seq_len).tril() / place[:, None]
     uniform = torch.linalg.matrix_power((uniform + torch.eye(seq_len)) / 2, len(layers)).numpy()
-    on_value, uniform_value, on_self, first = [], [], [], None
+    on_value, uniform_value, on_self, pictures = [], [], [], []
+    pool = choose_pool(1, seq_len)
+    title = "Rollout of all layers · Π (½ I + ½ Ā), the first test row"
     for row in range(rows):
         links, product = find_links(batch, row), multiply_layers(layers, row).cpu().numpy()
-        first = product if row == 0 else first
         on_self.append(product.diagonal().mean())
         if len(links.values):
             pairs = links.queries, links.values
             on_value.append(product[pairs].mean())
             uniform_value.append(uniform[pairs].mean())
-    assert first is not None
-    causal = np.where(np.tri(seq_len, dtype=bool), first, np.float32(np.nan))[None]
-    pool = choose_pool(1, seq_len)
+        if row == 0:
+            causal = np.where(np.tri(seq_len, dtype=bool), product, np.float32(np.nan))[None]
+            pictures.append(make_picture(pool_matrix(causal, pool), pool))
     return [
         Rollout(
             depth=len(layers),
@@ -149,7 +152,8 @@ def measure(subject: Subject) -> list[Rollout]:
             on_self=np.array(on_self),
             uniform_self=float(uniform.diagonal().mean()),
             rows=rows,
-            shown=Heatmap.of(subject, make_picture(pool_matrix(causal, pool), pool)),
+            shown=Heatmap.of(subject, pictures[0]),
+            title=title + f", max over {pool} × {pool}" * (pool > 1),
         )
     ]
 

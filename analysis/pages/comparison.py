@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from analysis import matrices
 from analysis.base import Finding, NotApplicableError, Subject, Words
-from analysis.matrices.layer_matrix import LayerMatrix
+from analysis.matrices import LayerMatrix
 from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.pages.ranking import Ranking, rank
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves

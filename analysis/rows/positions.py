@@ -1,29 +1,29 @@
 """Where in the row is it right? Accuracy by position, and by the role of the scored token."""
 
-import html
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
-from analysis.plots import style
-from analysis.plots.binned import add_bins
-from analysis.plots.lines import name_lines
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Curves, Line, curves
 from analysis.scoring import scored
-from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, describe_extremes
+from analysis.statistics.binned import (
+    Bins,
+    bin_accuracy,
+    describe_contrast,
+    describe_extremes,
+    format_span,
+)
 from analysis.statistics.intervals import bound_share
-from analysis.words import join_names, percent, percents
+from analysis.words import percent, percents
 
 __all__ = ["TITLE", "AccuracyByPlace", "describe", "draw", "measure"]
 
 TITLE = "Where in the row is it right?"
 MOST_BINS = 16
 """Maximum number of bins of positions."""
-PANEL, LINE, GAP = 200, 28, 66
-"""Heights of the panel of positions, of a role's line, and of the space between the panels, px."""
 
 
 @dataclass(frozen=True)
@@ -50,92 +50,50 @@ class AccuracyByPlace(Finding):
     roles: tuple[str, ...]
     role: Bins | None
 
-    def describe(self) -> Words:
-        """Say where accuracy is best and worst, if the intervals tell them apart."""
-        kinds = [
-            kind
-            for kind, part in (("position", self.position), ("role", self.role))
-            if part is not None
-        ]
-        accuracy, low, high = percents(self.accuracy, *self.interval)
+    title = "Accuracy by position in the row and by role"
+    reading = (
+        "Bands and whiskers are 95 % intervals: the wider of Wilson's and of a bootstrap over "
+        "whole rows. Best and worst are named only where they differ by more than the 95 % interval "
+        "of a difference, widened for the number of pairs that could be compared."
+    )
+
+    @property
+    def says(self) -> str:
+        """Where accuracy is best and worst, if the intervals tell them apart."""
         parts = []
         if self.position is not None:
             parts.append(describe_contrast(self.position, "position", "positions"))
         if self.role is not None:
-            names = [f"“{role}”" for role in self.roles]
-            undecided = f"{join_names(names)} cannot be told apart"
-            parts.append(describe_extremes(self.role, names) or undecided)
-        says = (
-            f"{accuracy} of {self.scored:,} answers in {self.rows:,} rows are right ({low} to "
-            f"{high}; chance {percent(self.chance)}): {'; '.join(parts)}."
-        )
-        reading = (
-            "Bands and whiskers are 95 % intervals: the wider of Wilson's and of a bootstrap over "
-            "whole rows. Best and worst are named only where they differ by more than the 95 % "
-            "interval of a difference, widened for the number of pairs that could be compared."
-        )
-        if self.role is None:
-            reading += f" All scored positions have the role {self.roles[0]}."
-        title = f"Accuracy by {' and by '.join(kinds)}"
-        return Words(title, says, reading, f"Accuracy at the scored positions. {says}")
+            apart = describe_extremes(self.role, [f"“{role}”" for role in self.roles])
+            parts.append(apart or "no role stands out")
+        return f"{percent(self.accuracy)} of the answers are right: {'; '.join(parts)}."
 
-    def draw(self) -> go.Figure:
+    def numbers(self) -> Table:
+        """Return accuracy over all answers, and by role."""
+        found = [("all", self.accuracy, self.interval, self.scored)]
+        if (role := self.role) is not None:
+            found += zip(self.roles, role.accuracy, role.interval, role.count, strict=True)
+        rows = []
+        for name, share, ends, count in found:
+            right, low, high = percents(share, *ends)
+            rows.append((name, right, f"{low} to {high}", f"{count:,}"))
+        return Table(("role", "right", "95 %", "answers"), tuple(rows))
+
+    def figure(self) -> go.Figure:
         """Draw a line over the positions, and below it a dot for each role."""
-        heights = [PANEL] * (self.position is not None)
-        heights += [LINE * (len(self.roles) + 1)] * (self.role is not None)
-        inside = sum(heights) + GAP * (len(heights) - 1)
-        fig = make_subplots(
-            rows=len(heights),
-            cols=1,
-            row_heights=heights,
-            vertical_spacing=GAP / inside if len(heights) > 1 else 0,
-            figure=style.new_figure(height=84 + inside + 48),
-        )
-        if self.position is not None:
-            middle = (self.position.first + self.position.last) / 2
-            add_bins(fig, self.position, middle, self.chance, "by position", row=1)
-            fig.update_yaxes(
-                range=[-0.05, 1.05], tickformat=".0%", title_text="accuracy", row=1, col=1
-            )
-            fig.update_xaxes(title_text="position in the row", showgrid=False, row=1, col=1)
-        if self.role is not None:
-            self._add_roles(fig, self.role, row=len(heights))
-        return fig.update_layout(margin={"t": 84, "b": 48})
-
-    def _add_roles(self, fig: go.Figure, role: Bins, row: int) -> None:
-        """Add a dot with a whisker for each role, the first on top."""
-        lines = list(range(len(self.roles)))
-        fig.add_scatter(
-            x=[self.chance] * 2,
-            y=[-0.5, lines[-1] + 0.5],
-            mode="lines",
-            line={"color": style.MUTED, "width": 1.2, "dash": "dot"},
-            name="chance",
-            showlegend=self.position is None,
-            hovertemplate="chance: %{x:.2%}<extra></extra>",
-            row=row,
-            col=1,
-        )
-        fig.add_scatter(
-            x=role.accuracy,
-            y=lines,
-            mode="markers",
-            marker={"symbol": "square", "size": 9, "color": style.GREEN},
-            error_x=style.make_whiskers(role.accuracy, role.interval),
-            name="by role",
-            cliponaxis=False,
-            customdata=[
-                f"{html.escape(name)}: {percent(float(share))} of {count:,} answers"
-                for name, share, count in zip(self.roles, role.accuracy, role.count, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
-            row=row,
-            col=1,
-        )
-        fig.update_xaxes(
-            range=[-0.02, 1.02], tickformat=".0%", title_text="accuracy", row=row, col=1
-        )
-        name_lines(fig, [html.escape(name) for name in self.roles], row=row, col=1)
+        y, chance, panels = Axis("accuracy", "share"), {"chance": self.chance}, []
+        if (found := self.position) is not None:
+            middle = (found.first + found.last) / 2
+            notes = [f"{format_span(found, i)}, {n:,} answers" for i, n in enumerate(found.count)]
+            line = Line("by position", middle, found.accuracy, found.interval, "band", notes=notes)
+            panels.append(Curves([line], y, levels=chance, x=Axis("position in the row")))
+        if (found := self.role) is not None:
+            x = Axis("role", ticks=dict(enumerate(self.roles)), ends=(-0.5, len(self.roles) - 0.5))
+            notes = [f"{n:,} answers" for n in found.count]
+            places = np.arange(len(self.roles))
+            dots = Line("by role", places, found.accuracy, found.interval, "points", notes=notes)
+            panels.append(Curves([dots], y, levels=chance, x=x))
+        return curves(panels, Axis())
 
 
 def measure(subject: Subject) -> list[AccuracyByPlace]:

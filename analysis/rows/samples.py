@@ -9,7 +9,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Passage, Subject, Words, describe, draw
+from analysis.base import (
+    Finding,
+    NotApplicableError,
+    Passage,
+    Passages,
+    Subject,
+    Table,
+    describe,
+    draw,
+)
 from analysis.scoring import Scored, scored
 from analysis.statistics.estimates import Estimate, estimate_ratio, sum_by_row
 from analysis.statistics.intervals import bound_share
@@ -94,31 +103,41 @@ class Continuations(Finding):
     legal: Legal | None
     why: str = ""
 
-    def describe(self) -> Words:
-        """Say how many bits a token takes, and show the continuations."""
-        bits, words = self.bits, self.perplexity
-        title = f"Bits per {self.unit}, and continuations of the test split"
-        says = (
-            f"A {self.unit} takes {_format_number(bits.value)} bits{_format_interval(bits)}, a "
-            f"perplexity of {_format_number(words.value)}{_format_interval(words)}; a uniform "
-            f"guess takes {_format_number(bits.chance)} bits."
+    title = "Bits per token, and continuations of the test split"
+    reading = (
+        "Intervals are bootstraps over rows. Sampled: at temperature "
+        f"{TEMPERATURE} among the {TOP_K} likeliest tokens at most. Control characters of bytes "
+        "appear as pictures, bytes that are not text as \\x."
+    )
+
+    @property
+    def says(self) -> str:
+        """How many bits a token takes."""
+        why = f"; there are no continuations: {self.why}" if self.why else ""
+        return (
+            f"A {self.unit} takes {_format_number(self.bits.value)} bits, a perplexity of "
+            f"{_format_number(self.perplexity.value)}; a uniform guess takes "
+            f"{_format_number(self.bits.chance)} bits{why}."
         )
+
+    def numbers(self) -> Table:
+        """Return bits, perplexity and legal answers with intervals and a guess's values."""
+        rows = [
+            (name, _format_number(of.value), _format_ends(of), _format_number(of.chance))
+            for name, of in ((f"bits per {self.unit}", self.bits), ("perplexity", self.perplexity))
+        ]
         if self.legal is not None:
             share, low, high = percents(self.legal.share, *self.legal.interval)
-            says += (
-                f" The row's automaton allows {share} of the answers "
-                f"({low} to {high}), and {percent(self.legal.guess)} of uniform "
-                "guesses."
+            guess = percent(self.legal.guess)
+            rows.append(
+                ("answers that the row's automaton allows", share, f"{low} to {high}", guess)
             )
-        if self.why:
-            says += f" There are no continuations: {self.why}."
-        reading = (
-            f"{self.scored:,} {self.unit}s in {self.rows} test rows; intervals are bootstraps over "
-            f"rows. Sampled: at temperature {TEMPERATURE} among the {self.top_k} likeliest."
-        )
-        if self.unit == "byte":
-            reading += " Control characters appear as pictures, bytes that are not text as \\x."
-        passages = tuple(
+        measured = f"{self.scored:,} {self.unit}s in {self.rows} rows"
+        return Table((measured, "", "95 %", "uniform guess"), tuple(rows))
+
+    def figure(self) -> Passages | None:
+        """Return the continuations to read."""
+        texts = (
             Passage(
                 f"Row {sample.row}",
                 sample.prompt,
@@ -126,10 +145,7 @@ class Continuations(Finding):
             )
             for sample in self.samples
         )
-        return Words(title, says, reading, says, passages)
-
-    def draw(self) -> None:
-        """Return None: the continuations are read, not drawn."""
+        return Passages(tuple(texts)) if self.samples else None
 
 
 @torch.no_grad()
@@ -229,11 +245,10 @@ def measure_legality(batch: Batch, found: Scored, rng: np.random.Generator) -> L
     )
 
 
-def _format_interval(estimate: Estimate) -> str:
-    """Return an interval in brackets; nothing where there is none."""
-    if math.isnan(estimate.low):
-        return ""
-    return f" ({_format_number(estimate.low)} to {_format_number(estimate.high)})"
+def _format_ends(estimate: Estimate) -> str:
+    """Return the ends of an interval; a dash where there is none."""
+    ends = _format_number(estimate.low), _format_number(estimate.high)
+    return "–" if math.isnan(estimate.low) else " to ".join(ends)
 
 
 def _format_number(value: float) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from analysis.base import Finding, Subject, Words, describe, draw
+from analysis.base import Finding, Subject, Table, Tokens, describe, draw
 from analysis.links import find_links
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import deflate, figure_only
@@ -68,6 +68,7 @@ class TokenRow(Finding):
         answers: the model's, as text; empty where nothing is scored.
         targets: the right answers, as text; likewise.
         links: query, key and value of each pair, as indices into what is shown.
+        title: names the row, and why it was chosen.
     """
 
     row: int
@@ -84,58 +85,46 @@ class TokenRow(Finding):
     targets: tuple[str, ...] = figure_only()
     links: tuple[tuple[int, int, int], ...] = figure_only()
 
-    def describe(self) -> Words:
-        """Say how many answers of the row are right, and how to look around in it."""
-        questions = "question" if self.scored == 1 else "questions"
-        says = f"The model answers {self.right} of this row's {self.scored} {questions} right."
-        if len(self.tokens) < self.seq_len:
-            pairs = ", with their keys and values" if self.links else ""
-            shown = sum(map(bool, self.targets))
-            says += f" {shown} of them {'is' if shown == 1 else 'are'} shown{pairs}."
-        reading = f"Row {self.row} of the test split, {self.chosen}. "
-        if self.heads:
-            reading += (
-                "Point at a token, tap it or move with the arrow keys to see where the chosen "
-                "head looks from there: the stronger the colour, the larger the entry's share of "
-                "its row of the mixer's matrix. Negative entries are orange. "
-            )
-            kept = self.heads[0].shares.shape[1]
-            if kept < len(self.tokens):
-                reading += f"Only the {kept} largest entries of each row are shown. "
-        else:
-            reading += "No mixer offers a matrix, so where the heads look is not known. "
-        if len(self.tokens) < self.seq_len:
-            reading += f"{len(self.tokens):,} of the row's {self.seq_len:,} tokens are shown. "
-        reading += "The line below a token has the colour of its role."
-        alt = f"A row of tokens with the model's answers. {says}"
-        return Words(f"Row {self.row}", says, reading, alt, tokens=self._embed())
+    title: str = figure_only()
 
-    def draw(self) -> None:
-        """Return None: the page shows the row as text."""
+    reading = (
+        "Point at a token, tap it or move with the arrow keys to see where the chosen head looks "
+        "from there, if its mixer offers a matrix: the stronger the colour, the larger the entry's "
+        "share of its row of the matrix. Negative entries are orange. Of a long row, questions are "
+        "shown with their keys and values, and the largest entries. The line below a token has the "
+        "colour of its role."
+    )
 
-    def _embed(self) -> dict[str, object]:
-        """Return what the page shows, as JSON."""
-        return {
-            "positions": self.positions,
-            "tokens": self.tokens,
-            "roles": self.roles,
-            "role_names": self.role_names,
-            "colors": color_roles(self.role_names),
-            "answers": self.answers,
-            "targets": self.targets,
-            "links": self.links,
-            "full": FULL,
-            "heads": [
-                {
-                    "name": name_head(looks.layer, looks.head),
-                    "mixer": looks.mixer,
-                    "sources": deflate(looks.sources.astype("<u2").tobytes()),
-                    "shares": deflate(np.rint(looks.shares * FULL).astype("<i2").tobytes()),
-                    "hidden": deflate(np.rint(looks.hidden * FULL).astype("<i2").tobytes()),
-                }
-                for looks in self.heads
-            ],
-        }
+    @property
+    def says(self) -> str:
+        """How many answers of the row are right."""
+        return f"The model answers {self.right} of {self.scored} questions of this row right."
+
+    def numbers(self) -> Table:
+        """Return how much of the row and of its matrices is shown."""
+        kept = self.heads[0].shares.shape[1] if self.heads else 0
+        rows = (
+            ("tokens", f"{len(self.tokens):,}", f"{self.seq_len:,}"),
+            ("questions", f"{sum(map(bool, self.targets)):,}", f"{self.scored:,}"),
+            ("entries of a row of a matrix, at most", f"{kept:,}", f"{self.seq_len:,}"),
+        )
+        return Table(("", "shown", "of"), rows if self.heads else rows[:2])
+
+    def figure(self) -> Tokens:
+        """Return what the page shows."""
+        heads = [
+            {
+                "name": name_head(looks.layer, looks.head),
+                "mixer": looks.mixer,
+                "sources": deflate(looks.sources.astype("<u2").tobytes()),
+                "shares": deflate(np.rint(looks.shares * FULL).astype("<i2").tobytes()),
+                "hidden": deflate(np.rint(looks.hidden * FULL).astype("<i2").tobytes()),
+            }
+            for looks in self.heads
+        ]
+        names = "positions", "tokens", "roles", "role_names", "answers", "targets", "links"
+        row = {name: getattr(self, name) for name in names}
+        return Tokens({**row, "colors": color_roles(self.role_names), "full": FULL, "heads": heads})
 
 
 @torch.no_grad()
@@ -178,6 +167,7 @@ def measure(subject: Subject) -> list[TokenRow]:
             answers=spell(answers),
             targets=spell(targets),
             links=tuple(tuple(pair) for pair in np.searchsorted(shown, pairs).tolist()),
+            title=f"Row {row} of the test split, {chosen}",
         )
     ]
 

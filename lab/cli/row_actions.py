@@ -47,12 +47,11 @@ def show_rows(
 
 def _draw(task: "Task", split: str, seed: int, count: int, path: Path) -> None:
     """Draw rows into a file."""
-    from analysis.plots.style import add_title
-    from analysis.rows.layout import lay_out
+    from analysis.figures.theme import add_title
+    from analysis.rows import lay_out
 
     layout = lay_out(task, task.batch(split=split, size=count, seed=seed))
-    title = layout.describe().title
-    save_figure(add_title(layout.draw(), title, f"{split}, seed {seed}"), path)
+    save_figure(add_title(layout.figure(), layout.title, f"{split}, seed {seed}"), path)
 
 
 def audit_rows(
