@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, Table, describe, draw
+from analysis.base import Finding, Table
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.links import has_pairs
 from analysis.words import count_interval_decimals, percent
@@ -17,7 +17,7 @@ from lab.models.evaluation import check_vocabulary, evaluate
 from lab.training.loop import fit, start
 from tasks.base import Task
 
-__all__ = ["Capacity", "describe", "draw", "measure_capacity"]
+__all__ = ["Capacity", "measure_capacity"]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from analysis.links import IN_PLACE, Offsets, find_offsets
 from analysis.matrices import SHOWS
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from analysis.plots.heads import place_heads
-from analysis.words import format_digits, format_range, name_head, name_place, percent
+from analysis.words import format_digits, format_range, name_head, name_place, percent, percents
 from lab.files import RunError
 from lab.hooks import run_with_cache
 from lab.intervals import Z95
@@ -128,33 +128,26 @@ class HeadScores(Finding):
         opening = f"Heads that surely show a pattern: {len({h for h, _ in shown})} of {len(excess)}"
         if self.rows == 1:
             opening = "Undecided, because one row of the batch has no interval"
-        offset = self._get_offset(head, pattern)
+        kind = self.patterns[pattern]
+        offset = self.offsets.read.get(int(self.layers[head]), 0) if kind == "induction" else 0
         return (
             f"{opening}; most of all, {name_head(self.layers[head], self.heads[head])} puts "
             f"{percent(float(self.shares[head, pattern]))} of its mass on "
-            f"{name_place(offset, PLACES[self.patterns[pattern]])} (a uniform row: "
+            f"{name_place(offset, PLACES[kind])} (a uniform row: "
             f"{percent(float(self.chance[pattern]))})."
         )
 
-    def _get_offset(self, head: int, pattern: int) -> int:
-        """Return how far after its positions a pattern was looked for in a head."""
-        induction = self.patterns[pattern] == "induction"
-        return self.offsets.read.get(int(self.layers[head]), 0) if induction else 0
-
     def numbers(self) -> Table | None:
         """Return the clearest of the patterns that surely show."""
-        columns = "head", "pattern", "share of |M|", "of what moves", "a uniform row"
-        rows = tuple(
-            (
-                name_head(self.layers[h], self.heads[h]),
-                name_place(self._get_offset(h, p), self.patterns[p]),
-                f"{percent(float(self.shares[h, p]))} ± {percent(float(self.half_widths[h, p]))}",
-                "–" if np.isnan(self.moved_shares[h, p]) else percent(self.moved_shares[h, p]),
-                percent(float(self.chance[p])),
-            )
-            for h, p in self.find_patterns()[:NAMED]
-        )
-        return Table(columns, rows) if rows else None
+        rows = []
+        for h, p in self.find_patterns()[:NAMED]:
+            share, half, moved = self.shares[h, p], self.half_widths[h, p], self.moved_shares[h, p]
+            found, low, high = percents(share, share - half, share + half)
+            moves = "–" if np.isnan(moved) else percent(moved)
+            head, uniform = name_head(self.layers[h], self.heads[h]), percent(self.chance[p])
+            rows.append((head, self.patterns[p], found, f"{low} to {high}", moves, uniform))
+        columns = "head", "pattern", "share of |M|", "95 %", "of what moves", "a uniform row"
+        return Table(columns, tuple(rows)) if rows else None
 
     def figure(self) -> go.Figure:
         """Draw one panel per pattern."""
@@ -167,7 +160,7 @@ class HeadScores(Finding):
                     Dots("moved", self.moved_shares[:, p]),
                 ],
                 axis,
-                f"{name}, %".replace(" ", "\n", 1),
+                name.replace(" ", "\n") + ", %",
                 {"a uniform row": float(self.chance[p])},
             )
             for p, name in enumerate(self.patterns)

@@ -53,8 +53,8 @@ class AccuracyByPlace(Finding):
     title = "Accuracy by position in the row and by role"
     reading = (
         "Bands and whiskers are 95 % intervals: the wider of Wilson's and of a bootstrap over "
-        "whole rows. Best and worst are named only where they differ by more than the 95 % interval "
-        "of a difference, widened for the number of pairs that could be compared."
+        "whole rows. Best and worst are named only where they differ by more than the 95 % "
+        "interval of a difference, widened for the number of pairs that could be compared."
     )
 
     @property
@@ -66,7 +66,8 @@ class AccuracyByPlace(Finding):
         if self.role is not None:
             apart = describe_extremes(self.role, [f"“{role}”" for role in self.roles])
             parts.append(apart or "no role stands out")
-        return f"{percent(self.accuracy)} of the answers are right: {'; '.join(parts)}."
+        right, chance = percent(self.accuracy), percent(self.chance)
+        return f"{right} of the answers are right (chance: {chance}): {'; '.join(parts)}."
 
     def numbers(self) -> Table:
         """Return accuracy over all answers, and by role."""
@@ -86,13 +87,15 @@ class AccuracyByPlace(Finding):
             middle = (found.first + found.last) / 2
             notes = [f"{format_span(found, i)}, {n:,} answers" for i, n in enumerate(found.count)]
             line = Line("by position", middle, found.accuracy, found.interval, "band", notes=notes)
-            panels.append(Curves([line], y, levels=chance, x=Axis("position in the row")))
+            panels.append(
+                Curves([line], y, levels=chance, x=Axis("position in the row"), height=200)
+            )
         if (found := self.role) is not None:
             x = Axis("role", ticks=dict(enumerate(self.roles)), ends=(-0.5, len(self.roles) - 0.5))
             notes = [f"{n:,} answers" for n in found.count]
             places = np.arange(len(self.roles))
             dots = Line("by role", places, found.accuracy, found.interval, "points", notes=notes)
-            panels.append(Curves([dots], y, levels=chance, x=x))
+            panels.append(Curves([dots], y, levels=chance, x=x, height=140))
         return curves(panels, Axis())
 
 

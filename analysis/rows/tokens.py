@@ -100,15 +100,16 @@ class TokenRow(Finding):
         """How many answers of the row are right."""
         return f"The model answers {self.right} of {self.scored} questions of this row right."
 
-    def numbers(self) -> Table:
-        """Return how much of the row and of its matrices is shown."""
-        kept = self.heads[0].shares.shape[1] if self.heads else 0
-        rows = (
-            ("tokens", f"{len(self.tokens):,}", f"{self.seq_len:,}"),
-            ("questions", f"{sum(map(bool, self.targets)):,}", f"{self.scored:,}"),
-            ("entries of a row of a matrix, at most", f"{kept:,}", f"{self.seq_len:,}"),
-        )
-        return Table(("", "shown", "of"), rows if self.heads else rows[:2])
+    def numbers(self) -> Table | None:
+        """Return how much of a long row, and of its matrices, is shown."""
+        kept = self.heads[0].shares.shape[1] if self.heads else self.seq_len
+        counts = {
+            "tokens": (len(self.tokens), self.seq_len),
+            "questions": (sum(map(bool, self.targets)), self.scored),
+            "entries of a row of a matrix, at most": (kept, self.seq_len),
+        }
+        rows = ((name, f"{n:,}", f"{most:,}") for name, (n, most) in counts.items() if n < most)
+        return Table(("", "shown", "of"), found) if (found := tuple(rows)) else None
 
     def figure(self) -> Tokens:
         """Return what the page shows."""

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.base import Subject, describe
-from analysis.capacity import draw, measure_capacity
+from analysis.base import Subject
+from analysis.capacity import measure_capacity
 from analysis.examination import examine, record
 from lab.config import TrainConfig
 from lab.foreign import mixers, open_model
@@ -68,8 +68,8 @@ def test_the_capacity_curve_trains_a_model_for_each_number_of_pairs():
     assert (
         (found.accuracy >= found.interval[:, 0]) & (found.accuracy <= found.interval[:, 1])
     ).all()
-    assert "Not learned to 99.0 % even at 2 pairs" in describe(found).says
-    figure: Any = draw(found)
+    assert found.says == "Not learned to 99.0 % even at K = 2."
+    figure: Any = found.figure()
     assert list(figure.data[0].y) == found.accuracy.tolist()
     with pytest.raises(ValueError, match="its rows store no pairs"):
         measure_capacity(opened, [TASKS["word_problem"](seq_len=16)], config)

@@ -13,12 +13,11 @@ import torch
 from analysis import links, matrices, recall
 from analysis.base import Subject
 from analysis.experts.held_answers import measure_held_answers
+from analysis.figures.picture import find_expected
 from analysis.links import IN_PLACE, Offsets, find_links, find_offsets, find_pairs, has_pairs
 from analysis.matrices import heads
-from analysis.matrices.head_scores import HeadScores
 from analysis.mechanism.couples import draw_couples, solve_rows
 from analysis.mixing import get_reach
-from analysis.plots.heatmaps import Heatmap, find_expected
 from analysis.recall import PairMass
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel, build
@@ -156,23 +155,20 @@ def test_recall_is_found_two_positions_after_the_value():
     assert "of their mass on what lies two positions after the value they ask for" in masses.says
 
     _, layer = matrices.measure(found)
-    said, picture = layer.describe(), layer.picture
-    assert said.says.startswith("It recalls. Query rows put ")
-    assert "what lies two positions after the value they ask for" in said.says
-    assert "Rings mark where a query meets what lies two positions after" in said.reading
+    assert layer.says.startswith("It recalls: query rows put ")
+    assert "what lies two positions after the value they ask for" in layer.says
+    picture = layer.picture
     assert picture is not None
-    rows, columns = find_expected(
-        Heatmap(picture, layer.links, layer.tokens, layer.roles, layer.role_names)
-    )
+    rows, columns = find_expected(picture, layer.links)
     assert len(rows) >= 3
     assert (picture.weights[0, rows, columns] > 0).all()
     assert (picture.weights[0, rows, columns - 2] == 0).all()
 
     scores, _ = heads.measure(found)
-    assert isinstance(scores, HeadScores)
+    assert isinstance(scores, heads.HeadScores)
     assert scores.shares[1, scores.patterns.index("induction")] == pytest.approx(1)
-    words = "Head 1.0 puts 100.0 % of its mass on what lies two positions after the token that"
-    assert scores.describe().says.startswith(words)
+    words = "head 1.0 puts 100.0 % of its mass on what lies two positions after the token that"
+    assert words in scores.says
 
 
 def test_binding_is_found_two_positions_after_the_value():
@@ -183,9 +179,10 @@ def test_binding_is_found_two_positions_after_the_value():
     assert "the row of what lies two positions after a value puts up to 100.0 % (layer 0;" in (
         masses.says.replace("99.9", "100.0")
     )
-    binding, reading = (layer.describe().says for layer in matrices.measure(found))
-    assert binding.startswith("It binds each value to its key. What lies two positions after a ")
-    assert reading.startswith("It recalls. Query rows put ")
+    binding, reading = (layer.says for layer in matrices.measure(found))
+    assert binding.startswith("It binds each value to its key")
+    assert "what lies two positions after a value puts up to " in binding
+    assert reading.startswith("It recalls: query rows put ")
 
 
 def test_of_a_layer_that_fades_nothing_is_said_about_later_positions():
@@ -198,7 +195,7 @@ def test_of_a_layer_that_fades_nothing_is_said_about_later_positions():
             )
     masses, _ = recall.measure(found)
     assert masses.says.startswith("No head clearly looks at its pair")
-    assert matrices.measure(found)[1].describe().says.startswith("It shows neither recall")
+    assert matrices.measure(found)[1].says.startswith("It shows neither recall")
 
 
 def test_where_no_pairs_are_stored_what_followed_a_copy_is_looked_up():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.base import Subject
-from analysis.matrices.row_sums import RowSums, sum_row
+from analysis.matrices.heads import sum_row
 from analysis.mixing import Mixer
 from lab.models import LanguageModel, build
 from tasks.base import Batch
@@ -50,7 +50,7 @@ def make_mixer(matrix: Tensor, kind: type[GivenMatrix] = GivenMatrix, rows: int 
         return Mixer(0, module, torch.randn(rows, matrix.shape[1], 4 * len(matrix)))
 
 
-def sum_planted_row(matrix: Tensor, tokens: Tensor = TOKENS) -> RowSums:
+def sum_planted_row(matrix: Tensor, tokens: Tensor = TOKENS) -> dict[str, Tensor]:
     with torch.no_grad():
         return sum_row(make_mixer(matrix), 0, tokens, np.random.default_rng(0))
 

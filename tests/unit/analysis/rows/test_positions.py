@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.rows.positions import MOST_BINS, AccuracyByPlace, describe, measure
+from analysis.rows.positions import MOST_BINS, measure
 from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast
 from lab.intervals import wilson
 from lab.models import build
@@ -56,38 +56,6 @@ def test_rows_that_are_scored_at_one_place_have_nothing_to_compare():
     (found,) = measure(subject(Induction(seq_len=16).replace(seq_len=(8, 16))))
     assert found.position is not None
     assert found.position.first.tolist() == [7, 15]
-
-
-def placed(position: Bins | None, role: Bins | None) -> AccuracyByPlace:
-    roles = ("query",) if role is None else ("marker", "echo")
-    return AccuracyByPlace(8, 100, 0.7, (0.6, 0.8), 0.1, position, roles, role)
-
-
-def binned(shares: tuple[float, ...], half: float) -> Bins:
-    accuracy = np.array(shares)
-    first = 4 * np.arange(len(shares))
-    interval = np.stack([accuracy - half, accuracy + half], 1)
-    return Bins(first, first + 3, accuracy, interval, np.full(len(shares), 50))
-
-
-def test_best_and_worst_are_named_only_where_their_intervals_part():
-    sure, unsure = binned((0.9, 0.7, 0.2), 0.1), binned((0.9, 0.8), 0.1)
-    says = describe(placed(sure, binned((0.9, 0.4), 0.1))).says
-    assert "90.0 % at positions 0–3 against 20.0 % at positions 8–11; 90.0 % at “marker”" in says
-    says = describe(placed(unsure, unsure)).says
-    assert says.endswith("no position stands out; “marker” and “echo” cannot be told apart.")
-    assert describe(placed(None, unsure)).title == "Accuracy by role"
-    assert "All scored positions have the role query" in describe(placed(sure, None)).reading
-
-
-@pytest.mark.parametrize(("position", "role"), [(True, True), (True, False), (False, True)])
-def test_a_panel_each(position, role):
-    two = binned((0.9, 0.4), 0.1)
-    fig = placed(two if position else None, two if role else None).draw().to_dict()
-    names = [trace["name"] for trace in fig["data"]]
-    assert ("by position" in names, "by role" in names) == (position, role)
-    assert [t["name"] for t in fig["data"] if t.get("showlegend", True)].count("chance") == 1
-    assert ("yaxis2" in fig["layout"]) == (position and role)
 
 
 def test_rows_that_go_wrong_together_widen_the_interval():

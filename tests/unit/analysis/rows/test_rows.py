@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
+from analysis import rows
 from analysis.plain import to_plain
-from analysis.rows import describe, layout
-from analysis.rows.layout import LINES, RowLayout, lay_out
+from analysis.rows import LINES, RowLayout, lay_out
 from tasks.copying import Copy
 from tasks.induction import Induction
 from tasks.mqar import MQAR
@@ -20,7 +20,7 @@ from tasks.word_problem import WordProblem
 
 def traces(found: RowLayout) -> Any:
     """Return what a figure is made of."""
-    return found.draw().data
+    return found.figure().data
 
 
 def cells(found: RowLayout) -> Any:
@@ -38,8 +38,7 @@ def test_roles_and_scored_positions_are_counted_over_all_rows():
     assert found.a_row.tolist() == [roles.count(i) / 20 for i in range(5)]
     assert found.scored_roles.tolist() == [scored.count(i) / 20 for i in range(5)]
     assert found.scored == len(scored) / 20
-    assert f"echo {scored.count(3) / 20:.1f}, marker 1" in describe(found).says
-    assert "The first 8 of 20 rows" in describe(found).reading
+    assert found.title == "Rows of copy: the first 8 of 20"
 
 
 @pytest.mark.parametrize(("seq_len", "width", "lines"), [(16, 16, 1), (200, 64, 4), (1000, 128, 8)])
@@ -66,7 +65,7 @@ def test_a_row_beyond_the_room_is_cut_where_nothing_is_asked():
     found = lay_out(task, task.batch(split="test", size=2))
     assert (found.first, found.roles.shape) == (20_000 - 8192, (1, 8192))
     assert found.answers[0][-1]
-    assert "Only positions 11,808 … 19,999 are shown." in describe(found).reading
+    assert found.title.endswith("the first 1 of 2, positions 11,808 to 19,999")
     batch = task.batch(split="test", size=1)
     targets = torch.full_like(batch.targets, -100)
     targets[0, 12_000] = 3
@@ -78,7 +77,7 @@ def test_a_row_beyond_the_room_is_cut_where_nothing_is_asked():
 def test_the_longest_published_rows_make_a_small_figure():
     task = MQAR(seq_len=2048, n_pairs=512, vocab_size=8192)
     found = lay_out(task, task.batch(split="test", size=8))
-    assert len(found.draw().to_json() or "") < 2**20
+    assert len(found.figure().to_json() or "") < 2**20
     assert len(json.dumps(to_plain(found))) < 1000
 
 
@@ -95,27 +94,12 @@ def test_tokens_stand_in_their_cells_where_there_is_room():
 def test_what_a_token_looks_like_is_no_markup():
     found = RowLayout(
         "text", 2, 1, ("<i>", "rest"), np.ones(2), 1.0, np.array([1.0, 0.0]), 0, 2,
-        np.array([[0, 1]]), (("<b>", "&"),), (("<s>", ""),),
+        np.array([[0, 1]]), (("<b>", "&"),), (("<s>", ""),), "",
     )  # fmt: skip
-    text = found.draw().to_json()
+    text = found.figure().to_json()
     assert text is not None
     for wrong in ("<b>", "<s>", "<i>"):
         assert wrong not in json.loads(text).__repr__()
-
-
-def test_one_role_and_one_answer_have_their_words():
-    task = WordProblem(group="Z2", seq_len=8)
-    found = lay_out(task, task.batch(size=1))
-    assert describe(found).says == (
-        "8 of the 8 positions of a row (100.0 %) are scored; all positions have the same role, "
-        "element."
-    )
-    assert describe(found).reading.startswith("1 row, first line to last")
-    task = Induction(seq_len=8)
-    assert describe(lay_out(task, task.batch(size=2))).says == (
-        "1 of the 8 positions of a row (12.5 %) is scored, of role query; positions by role: "
-        "filler 5, trigger 1, follower 1, query 1."
-    )
 
 
 def test_the_last_role_is_grey_unless_it_is_the_only_one():
@@ -126,8 +110,8 @@ def test_the_last_role_is_grey_unless_it_is_the_only_one():
 
 
 def test_answers_beside_a_row_are_cut_where_there_is_no_room():
-    fit = ("ab", "", "c" * (layout.BESIDE - 3))
-    assert layout._shorten_answers(fit) == f"ab {fit[2]}"
-    assert layout._shorten_answers((*fit, "d")) == f"ab {fit[2]} …"
-    long = "c" * (layout.BESIDE + 1)
-    assert layout._shorten_answers((long, "d")) == f"{long} …"
+    fit = ("ab", "", "c" * (rows.BESIDE - 3))
+    assert rows._shorten_answers(fit) == f"ab {fit[2]}"
+    assert rows._shorten_answers((*fit, "d")) == f"ab {fit[2]} …"
+    long = "c" * (rows.BESIDE + 1)
+    assert rows._shorten_answers((long, "d")) == f"{long} …"

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine
 from analysis.pages.page import fill_template, show_findings
 from analysis.rows import samples
-from analysis.rows.samples import Continuations, describe, measure, spell
+from analysis.rows.samples import measure, spell
 from lab.config import ModelConfig, TrainConfig
 from lab.models import Block, build
 from lab.training.run import Run
@@ -109,8 +108,8 @@ def test_a_mixer_that_cannot_decode_still_has_its_bits(task):
     block.mixer = Opaque()
     (found,) = measure(of)
     assert found.samples == ()
-    assert "There are no continuations: Opaque cannot decode" in describe(found).says
-    assert describe(found).passages == ()
+    assert "there are no continuations: Opaque cannot decode" in found.says
+    assert found.figure() is None
 
 
 @torch.no_grad()
@@ -132,17 +131,7 @@ def test_legal_answers_are_those_that_the_walk_allows():
     assert found.legal is not None
     assert found.legal.share == pytest.approx(legal / count)
     assert found.legal.guess == pytest.approx(allowed / count / 6)
-    assert "The row's automaton allows" in describe(found).says
     assert set(found.samples[0].drawn) <= set("abcdef|")
-
-
-def test_numbers_are_readable():
-    bits = samples.Estimate(15.053, np.nan, np.nan, 3.17)
-    words = samples.Estimate(33_990.0, np.nan, np.nan, 9.0)
-    says = describe(Continuations("token", 1, 10, bits, words, (), 40, None)).says
-    assert says == (
-        "A token takes 15.05 bits, a perplexity of 33,990; a uniform guess takes 3.17 bits."
-    )
 
 
 def test_a_task_with_answers_writes_nothing():

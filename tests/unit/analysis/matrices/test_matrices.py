@@ -1,37 +1,29 @@
 """What is drawn of a matrix: no bright cell is lost, nothing shows above the diagonal."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from analysis import mixing
+from analysis import matrices, mixing
+from analysis.figures import picture
+from analysis.figures.picture import Heatmap, draw_heatmap, make_picture, pool_matrix
 from analysis.links import AnswerLinks, measure_mass
-from analysis.matrices import views
-from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.mixing import Mixer
-from analysis.plots import heatmaps
-from analysis.plots.heatmaps import make_picture, pool_matrix
+
+LINKS = AnswerLinks(np.array([4]), np.array([0]), np.array([1]))
 
 
 def lower(matrix: np.ndarray) -> np.ndarray:
     return np.where(np.tri(*matrix.shape[1:], dtype=bool), matrix, np.nan)
 
 
-def layer_matrix(matrix: np.ndarray, links: AnswerLinks) -> LayerMatrix:
-    seq_len = matrix.shape[1]
-    return LayerMatrix(
-        layer=0,
-        mixer="Attention",
-        form="pattern",
-        picture=make_picture(matrix),
-        mass=measure_mass(matrix, links),
-        cropped=False,
-        links=links,
-        tokens=np.arange(seq_len),
-        roles=np.zeros(seq_len, np.int64),
-        role_names=("key",),
-    )
+def draw(matrix: np.ndarray, links: AnswerLinks) -> Any:
+    tokens = np.arange(matrix.shape[1])
+    shown = Heatmap(make_picture(matrix), links, tokens, 0 * tokens, ("key",))
+    return draw_heatmap(shown).to_dict()
 
 
 @pytest.mark.parametrize(("size", "pool"), [(8, 2), (9, 4), (7, 3), (5, 1)])
@@ -79,18 +71,18 @@ class Shown(nn.Module):
 def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_values(
     monkeypatch, entries
 ):
-    monkeypatch.setattr(heatmaps, "SIDE", 16)
-    monkeypatch.setattr(views, "CROP", 8)
+    monkeypatch.setattr(picture, "SIDE", 16)
+    monkeypatch.setattr(matrices, "CROP", 8)
     monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
     matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))
     links = AnswerLinks(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
     mixer = Mixer(0, Shown(matrix), torch.zeros(1, 64, 1))
-    whole, found = views.view_whole(mixer, links)
+    whole, found = matrices.view_whole(mixer, links)
     assert whole.pool == 4
     np.testing.assert_array_equal(whole.weights, pool_matrix(matrix, 4))
     for name, expected in vars(measure_mass(matrix, links)).items():
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6)
-    crop = views.view_crop(mixer, whole, links)
+    crop = matrices.view_crop(mixer, whole, links)
     row, column = crop.first
     assert crop.pool == 1
     assert row <= 40 < 41 < row + 8
@@ -104,44 +96,22 @@ def test_colours_are_symmetric_where_anything_is_negative():
     signed = positive.copy()
     signed[0, 4, 4] = -2.0
     assert make_picture(signed).signed
-    fig = layer_matrix(signed, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))).draw()
-    assert fig is not None
-    colors = fig.to_dict()["layout"]["coloraxis"]
+    colors = draw(signed, LINKS)["layout"]["coloraxis"]
     assert colors["cmin"] == -colors["cmax"]
 
 
 def test_a_ring_at_the_edge_of_a_matrix_is_whole():
     last = AnswerLinks(np.array([7]), np.array([6]), np.array([7]))
-    fig = layer_matrix(lower(np.full((1, 8, 8), 0.5)), last).draw()
-    assert fig is not None
-    (rings,) = (trace for trace in fig.to_dict()["data"] if trace.get("mode") == "markers")
+    figure = draw(lower(np.full((1, 8, 8), 0.5)), last)
+    (rings,) = (trace for trace in figure["data"] if trace.get("mode") == "markers")
     assert rings["name"] == "the value asked for"
     assert rings["cliponaxis"] is False
-
-
-def test_words_say_what_the_layer_does():
-    links = AnswerLinks(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
-    uniform = lower(np.tri(8)[None] / np.arange(1, 9)[None, :, None])
-    recall, bind = uniform.copy(), uniform.copy()
-    recall[0, links.queries] = 0
-    recall[0, links.queries, links.values] = 1
-    bind[0, links.values] = 0
-    bind[0, links.values, links.keys] = 1
-    assert (
-        layer_matrix(recall, links)
-        .describe()
-        .says.startswith("It recalls. Query rows put 100.0 % (uniform: 17.1 %)")
-    )
-    assert layer_matrix(bind, links).describe().says.startswith("It binds each value to its key")
-    assert layer_matrix(uniform, links).describe().says.startswith("It shows neither recall nor")
 
 
 @pytest.mark.parametrize(("heads", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (12, 3)])
 def test_every_head_has_a_square_panel(heads, across):
     matrix = lower(np.random.default_rng(0).uniform(size=(heads, 8, 8)))
-    fig = layer_matrix(matrix, AnswerLinks(np.array([4]), np.array([0]), np.array([1]))).draw()
-    assert fig is not None
-    figure = fig.to_dict()
+    figure = draw(matrix, LINKS)
     maps = [trace for trace in figure["data"] if trace["type"] == "heatmap"]
     assert len(maps) == heads
     domains = set()
