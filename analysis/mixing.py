@@ -60,13 +60,17 @@ class Mixer:
         """Return the matrix of one row of the batch, or some of its rows (target positions).
 
         Raises:
-            NotApplicableError: when a mixer that is not the lab's own raises.
+            NotApplicableError: when a mixer that is not the lab's own raises, or what it returns is
+                not [b h t s] or not finite.
         """
+        module, x = self.module, self.x[row : row + 1]
+        assert isinstance(module, MatrixMixer)
         with self._tell_mask(row):
-            x = self.x[row : row + 1]
-            if rows is None or offers_rows(self.module):
-                return self._matrix_of(x, rows)[0].float()
-            return self._matrix_of(x)[0].float()[:, rows]
+            if rows is not None and offers_rows(module):
+                found = self._answer("matrix", lambda: module.matrix(x, rows=rows))
+                return self._check_matrix(found, rows.stop - rows.start)[0].float()
+            found = self._check_matrix(self._answer("matrix", lambda: module.matrix(x)), x.shape[1])
+        return found[0].float() if rows is None else found[0].float()[:, rows]
 
     def verify(self) -> None:
         """Check on the first row of the batch that a mixer applies the matrix that it returns.
@@ -80,14 +84,10 @@ class Mixer:
         module, x = self.module, self.x[:1]
         if not isinstance(module, MatrixMixer) or is_from_lab(module):
             return
+        matrices = [matrix for _, matrix in self.blocks(0)]
         with self._tell_mask(0):
-            values, mixed = None, []
-            for rows in self._choose_rows():
-                matrix = self._matrix_of(x, rows)
-                self._check_matrix(matrix, x.shape[1] if rows is None else rows.stop - rows.start)
-                if values is None:
-                    values = self._answer("values", lambda: module.values(x))
-                mixed.append(self._answer("values", lambda m=matrix, v=values: m @ v))
+            values = self._answer("values", lambda: module.values(x))
+            mixed = [self._answer("values", lambda m=m: m.to(values) @ values) for m in matrices]
             y = self._answer("forward", lambda: module(x))
             applied = self._answer("project", lambda: module.project(x, torch.cat(mixed, 2)))
         off, size = (applied - y).abs().max().item(), y.abs().max().item()
@@ -134,16 +134,11 @@ class Mixer:
         assert found is not None
         return found
 
-    def _choose_rows(self) -> list[slice] | list[None]:
-        """Return the slices of rows by which the matrix is checked; None for the whole."""
-        if not offers_rows(self.module):
-            return [None]
+    def _check_matrix(self, matrix: Tensor, height: int) -> Tensor:
+        """Return a matrix of so many rows, if it is one; the lab's own are not checked."""
         seq_len = self.x.shape[1]
-        height = max(1, BLOCK_ENTRIES // seq_len**2)
-        return [slice(i, min(seq_len, i + height)) for i in range(0, seq_len, height)]
-
-    def _check_matrix(self, matrix: Tensor, height: int) -> None:
-        seq_len = self.x.shape[1]
+        if is_from_lab(self.module):
+            return matrix
         if matrix.ndim != 4 or matrix.shape[-2:] != (height, seq_len):
             raise NotApplicableError(
                 f"{self.kind}.matrix is {list(matrix.shape)}, must be [b h t s], "
@@ -151,13 +146,7 @@ class Mixer:
             )
         if not matrix.isfinite().all():
             raise NotApplicableError(f"{self.kind}.matrix is not finite")
-
-    def _matrix_of(self, x: Float[Tensor, "b t d"], rows: slice | None = None) -> Tensor:
-        module = self.module
-        if rows is not None and offers_rows(module):
-            return self._answer("matrix", lambda: module.matrix(x, rows=rows))
-        assert isinstance(module, MatrixMixer)
-        return self._answer("matrix", lambda: module.matrix(x))
+        return matrix
 
     def _answer(self, name: str, call: Callable[[], Tensor]) -> Tensor:
         """Call one of the mixer's methods; what a user's mixer raises becomes one line."""

@@ -1,7 +1,6 @@
 """Layers, heads and products of layers with planted matrices."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from tests.unit.analysis.case import Case
 
 PAIRS = AnswerLinks(np.array([4, 6]), np.array([0, 2]), np.array([1, 3]))
 READ, WRITTEN = replace(PAIRS, read=2), replace(PAIRS, written=2)
-NO_PAIRS = AnswerLinks(*(np.zeros(0, int),) * 3)
+NONE = np.zeros(0, int)
+NO_PAIRS = AnswerLinks(NONE, NONE, NONE)
 PICTURE = Picture(np.where(np.tri(8, dtype=bool), 0.5, np.nan)[None])
-TOKENS: Any = (np.zeros(8, int), np.zeros(8, int), ("key",))
-HEADS: Any = (np.zeros(2, int), np.arange(2), ("Attention",) * 2)
+ZEROS = np.zeros(8, int)
 NAN = float("nan")
 
 
@@ -25,9 +24,19 @@ def layer(
     on_value: float, written: float, uniform: float = 0.2, links: AnswerLinks = PAIRS
 ) -> LayerMatrix:
     ends = np.array([on_value]), np.zeros(1), np.array([written]), np.zeros(1)
-    mass = Mass(*ends, uniform_value=uniform, uniform_written=uniform, uniform_previous=uniform)
-    of: Any = (PICTURE, mass, False, links, *TOKENS)
-    return LayerMatrix(0, "Attention", "A", *of, "Layer 0 · Attention · A")
+    return LayerMatrix(
+        layer=0,
+        mixer="Attention",
+        form="A",
+        picture=PICTURE,
+        mass=Mass(*ends, uniform_value=uniform, uniform_written=uniform, uniform_previous=uniform),
+        cropped=False,
+        links=links,
+        tokens=ZEROS,
+        roles=ZEROS,
+        role_names=("key",),
+        title="Layer 0 · Attention · A",
+    )
 
 
 def pairless(*on_previous: float) -> LayerMatrix:
@@ -39,24 +48,43 @@ def pairless(*on_previous: float) -> LayerMatrix:
 
 def scores(*shares: float, half: float = 0.05, rows: int = 8, read: int = 0) -> HeadScores:
     """Return heads of layer 0 by their share on induction, of which a uniform row has 20 %."""
-    n = len(shares)
-    share = np.full((n, 4), 0.2)
+    share = np.full((len(shares), 4), 0.2)
     share[:, 2] = shares
-    chance = np.full(4, 0.2)
-    of: Any = (share, chance, share, chance, np.full((n, 4), half), np.full((n, 4), NAN))
-    offsets = Offsets(read={0: read}) if read else Offsets()
-    places: Any = (np.zeros(n, int), np.arange(n), ("Attention",) * n, PATTERNS)
-    return HeadScores(*places, *of, False, rows, offsets)
+    return HeadScores(
+        layers=np.zeros(len(shares), int),
+        heads=np.arange(len(shares)),
+        mixers=("Attention",) * len(shares),
+        patterns=PATTERNS,
+        scores=share,
+        score_chance=np.full(4, 0.2),
+        shares=share,
+        chance=np.full(4, 0.2),
+        half_widths=np.full_like(share, half),
+        moved_shares=np.full_like(share, NAN),
+        sampled=False,
+        rows=rows,
+        offsets=Offsets(read={0: read}) if read else Offsets(),
+    )
 
 
 def reach(keys: tuple[float, float], distance: tuple[float, float]) -> HeadReach:
-    both = np.array(keys), np.array(distance)
-    return HeadReach(*HEADS, np.log(both[0]), *both, 1.0, 8.5, 3.75, 4)
+    return HeadReach(
+        layers=np.zeros(2, int),
+        heads=np.arange(2),
+        mixers=("Attention", "Attention"),
+        entropy=np.log(keys),
+        effective_keys=np.array(keys),
+        distance=np.array(distance),
+        uniform_entropy=1.0,
+        uniform_keys=8.5,
+        uniform_distance=3.75,
+        rows=4,
+    )
 
 
 def rollout(low: float, high: float, links: AnswerLinks = PAIRS) -> Rollout:
     found = np.array([(low + high) / 2] * len(links.values))
-    shown = Heatmap(PICTURE, links, *TOKENS)
+    shown = Heatmap(PICTURE, links, ZEROS, ZEROS, ("key",))
     return Rollout(2, found, (low, high), 0.1, np.array([0.3]), 0.4, 4, shown, "Rollout")
 
 

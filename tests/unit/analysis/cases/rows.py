@@ -19,15 +19,15 @@ NAN = float("nan")
 
 def layout(*scored: float) -> RowLayout:
     """Return a row of four keys and four queries by how many positions of each are scored."""
-    cells = np.repeat([0, 1], 4)[None]
-    text = (tuple("abcdefgh"),)
-    counts: Any = (np.full(2, 4.0), sum(scored), np.array(scored))
+    cells, text = np.repeat([0, 1], 4)[None], (tuple("abcdefgh"),)
+    counts = np.full(2, 4.0), float(sum(scored)), np.array(scored)
     return RowLayout("mqar", 8, 1, ("key", "query"), *counts, 0, 8, cells, text, text, "Rows")
 
 
 def row(right: int, shown: int = 4, heads: tuple[Looks, ...] = ()) -> TokenRow:
     """Return a row of four tokens and three questions, by how many tokens are shown."""
-    text: Any = (tuple(range(shown)), ("a",) * shown, (0,) * shown, *(("b",) * (shown - 1),) * 2)
+    asked = ("b",) * (shown - 1) + ("",)
+    text = tuple(range(shown)), ("a",) * shown, (0,) * shown, asked, asked
     return TokenRow(0, "the first", 4, 3, right, ("key",), heads, *text, (), "Row 0")
 
 

@@ -78,4 +78,5 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     assert result.on_self.mean() == pytest.approx(result.uniform_self, rel=1e-5)
     assert result.says.startswith("No recall shows")
     assert "shown" not in to_plain(result)
-    assert [trace.type for trace in result.figure().data].count("heatmap") == 1
+    figure = result.figure().to_dict()
+    assert [trace["type"] for trace in figure["data"]].count("heatmap") == 1
