@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
@@ -381,19 +381,21 @@ def sum_row(
         sources = torch.arange(size.shape[-1], device=size.device).float()
         mass = size.sum(-1)
         entropy = compute_entropy(size, mass)
+        where = find_positions(tokens, targets, offset).to(size.dtype)
+        # A row with an earlier copy counts for induction, whatever the offset.
+        able = where[[0, 1, 1, 3]].amax(-1)
         chosen, norms = weigh(targets)
-        on, within = sum_on_patterns(size, tokens, targets, offset)
-        moved = sum_on_patterns(size[:, chosen] * norms, tokens, targets[chosen], offset)
+        moved = size[:, chosen] * norms
         found = {
             "mass": mass.sum(-1),
             "filled": (mass > 0).sum(-1),
             "entropy": entropy.sum(-1),
             "effective_keys": torch.where(mass > 0, entropy.exp(), 0.0).sum(-1),
             "distance": (targets * mass - size @ sources).sum(-1),
-            "on_patterns": on,
-            "with_patterns": within,
-            "moved_on_patterns": moved[0],
-            "moved_with_patterns": moved[1],
+            "on_patterns": torch.einsum("hts,pts->hp", size, where),
+            "with_patterns": mass @ able.T,
+            "moved_on_patterns": torch.einsum("hts,pts->hp", moved, where[:, chosen]),
+            "moved_with_patterns": moved.sum(-1) @ able[:, chosen].T,
         }
         total = {name: total[name] + part if total else part for name, part in found.items()}
     filled = total.pop("filled")
@@ -411,36 +413,21 @@ def compute_entropy(
     return torch.where(mass > 0, spread + mass.clamp(min=least).log(), 0.0).clamp(min=0)
 
 
-def sum_on_patterns(
-    size: Float[Tensor, "h t s"],
-    tokens: Int[Tensor, " s"],
-    targets: Int[Tensor, " t"],
-    offset: int = 0,
-) -> tuple[Float[Tensor, "h p"], Float[Tensor, "h p"]]:
-    """Return ⟨|M|, P⟩ for each of `PATTERNS`, and Σ|M| over rows in which P has a position.
+def find_positions(
+    tokens: Int[Tensor, " s"], targets: Int[Tensor, " t"], offset: int = 0
+) -> Bool[Tensor, "p t s"]:
+    """Return where each kind of head looks from the targets, P of `PATTERNS`.
 
-    Args:
-        size: |M|, or some of its rows.
-        tokens: of the whole row of the batch.
-        targets: the rows' positions.
-        offset: how far after the positions of "induction" to look, up to i.
+    Induction looks at an `offset` after its positions, even where that is after the target.
 
-    Source: TransformerLens's `head_detector`, error measure "mul", except for the first token.
+    Source: TransformerLens's `head_detector`, except for the first token.
     """
-    earlier = torch.arange(tokens.shape[0], device=tokens.device) < targets[:, None]
-    same = ((tokens[targets, None] == tokens) & earlier).to(size.dtype)
-    later = targets > 0
-    place = torch.arange(len(targets), device=targets.device)
-    on = [
-        size[:, place, (targets - 1).clamp(min=0)] * later,
-        torch.einsum("hts,ts->ht", size, same),
-        # The position after an earlier occurrence: the last may be the target's own.
-        torch.einsum("hts,ts->ht", size[..., 1 + offset :], same[:, : -1 - offset]),
-        size[..., 0] * later,
-    ]
-    repeated = same.any(-1)
-    where = torch.stack([later, repeated, repeated, later], dim=-1).to(size.dtype)
-    return torch.stack(on, -1).sum(1), size.sum(-1) @ where
+    place = torch.arange(len(tokens), device=tokens.device)
+    earlier = place < targets[:, None]
+    same = (tokens[targets, None] == tokens) & earlier
+    # The position after an earlier occurrence: the last may be the target's own.
+    after = F.pad(same[:, : -1 - offset], (1 + offset, 0))
+    return torch.stack([place == targets[:, None] - 1, same, after, earlier & (place == 0)])
 
 
 def compute_uniform_shares(
@@ -451,8 +438,11 @@ def compute_uniform_shares(
     The second is NaN where no row has a position of the pattern.
     """
     place = torch.arange(len(tokens), device=tokens.device)
-    earlier = (place < place[:, None]) & (tokens[:, None] == tokens)
-    counts = torch.stack([place > 0, earlier.sum(-1), earlier.sum(-1), place > 0], dim=-1).double()
+    order = tokens.argsort(stable=True)
+    # How many earlier positions hold the same token.
+    copies = torch.empty_like(place)
+    copies[order] = place - torch.searchsorted(tokens[order], tokens[order])
+    counts = torch.stack([place > 0, copies, copies, place > 0], dim=-1).double()
     share = (counts / (place[:, None] + 1)).sum(0)
     return share / len(tokens), share / (counts > 0).sum(0)
 
