@@ -107,12 +107,12 @@ right.figure()
 
 # %%
 first, second = matrices.measure(subject)
-print(matrices.describe(first).says)
-matrices.draw(first)
+print(first.says)
+first.figure()
 
 # %%
-print(matrices.describe(second).says)
-matrices.draw(second)
+print(second.says)
+second.figure()
 
 # %% [markdown]
 # One row is an anecdote. `recall` takes the means over many rows, with intervals, beside what a

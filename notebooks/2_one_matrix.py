@@ -107,12 +107,12 @@ run
 
 # %%
 of_attention, of_ssd = matrices.measure(subject)
-print(matrices.describe(of_attention).says)
-matrices.draw(of_attention)
+print(of_attention.says)
+of_attention.figure()
 
 # %%
-print(matrices.describe(of_ssd).says)
-matrices.draw(of_ssd)
+print(of_ssd.says)
+of_ssd.figure()
 
 # %% [markdown]
 # Whatever is said of attention heads can now be asked of SSD: how much of a head's mass lies on the
@@ -120,12 +120,12 @@ matrices.draw(of_ssd)
 
 # %%
 scores, reach = heads.measure(subject)
-print(heads.describe(scores).says)
-heads.draw(scores)
+print(scores.says)
+scores.figure()
 
 # %%
-print(heads.describe(reach).says)
-heads.draw(reach)
+print(reach.says)
+reach.figure()
 
 # %% [markdown]
 # And some questions are SSD's own: how fast does it forget, and is the matrix's size decided by

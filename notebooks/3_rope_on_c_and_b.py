@@ -112,12 +112,12 @@ for position in ("decay", "rope"):
     options = {"S.d_state": d_state, "S.position": position, "S.skip": False}
     model = build("SN", vocab_size=64, d_model=32, options=options, seed=0).eval()
     (pictures[position],) = matrices.measure(Subject(task, model, row))
-print(matrices.describe(pictures["decay"]).says)
-matrices.draw(pictures["decay"])
+print(pictures["decay"].says)
+pictures["decay"].figure()
 
 # %%
-print(matrices.describe(pictures["rope"]).says)
-matrices.draw(pictures["rope"])
+print(pictures["rope"].says)
+pictures["rope"].figure()
 
 # %% [markdown]
 # ## Which frequencies are used

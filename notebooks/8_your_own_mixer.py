@@ -223,12 +223,12 @@ print([type(block.mixer).__name__ for block in model.blocks])
 # %%
 subject = runs["UM AM"].subject
 below, above = matrices.measure(subject)
-print(matrices.describe(below).says)
-matrices.draw(below)
+print(below.says)
+below.figure()
 
 # %%
-print(matrices.describe(above).says)
-matrices.draw(above)
+print(above.says)
+above.figure()
 
 # %% [markdown]
 # A hook point of one's own is in the cache like any other. How much of its past does a head keep,
