@@ -100,7 +100,7 @@ class HeadScores(Finding):
         "token, or as far after those as a convolution moves them. Diamonds weigh each entry by "
         "‖M_ij v_j W_O‖, what it moves in the residual stream: where the diamond is far from the "
         f"dot, the head looks where it moves little. Gated layers take {GATED_TARGETS} random rows "
-        "of the matrix for them; a mixer whose project is not linear has none."
+        "of a long matrix for them; a mixer whose project is not linear has none."
     )
 
     def find_patterns(self) -> list[tuple[int, int]]:
@@ -131,7 +131,7 @@ class HeadScores(Finding):
         kind = self.patterns[pattern]
         offset = self.offsets.read.get(int(self.layers[head]), 0) if kind == "induction" else 0
         return (
-            f"{opening}; most of all, {name_head(self.layers[head], self.heads[head])} puts "
+            f"{opening}; at most, {name_head(self.layers[head], self.heads[head])} puts "
             f"{percent(float(self.shares[head, pattern]))} of its mass on "
             f"{name_place(offset, PLACES[kind])} (a uniform row: "
             f"{percent(float(self.chance[pattern]))})."
@@ -212,25 +212,6 @@ class HeadReach(Finding):
             f"{format_digits(self.uniform_keys)}) and look {format_range(self.distance)} tokens "
             f"back on average (uniform: {format_digits(self.uniform_distance)})."
         )
-
-    def numbers(self) -> Table | None:
-        """Return the heads at either end."""
-        if np.isnan(self.effective_keys).all():
-            return None
-        rows = tuple(
-            (
-                quantity,
-                *(
-                    f"{format_digits(values[i])} ({name_head(self.layers[i], self.heads[i])})"
-                    for i in (np.nanargmin(values), np.nanargmax(values))
-                ),
-            )
-            for quantity, values in (
-                ("effective keys", self.effective_keys),
-                ("mean distance, tokens", self.distance),
-            )
-        )
-        return Table(("", "least", "most"), rows)
 
     def figure(self) -> go.Figure:
         """Draw one panel per quantity."""

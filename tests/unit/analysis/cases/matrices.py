@@ -105,17 +105,19 @@ CASES = [
     Case("boundary", replace(pairless(0.9), cropped=True), "Rows 0 to 7, columns 0 to 7", "quer"),
     Case("planted", pairless(0.9, 0.2), "Of a row's mass, up to 90.0 % is on the token before."),
     Case("boundary", pairless(), "The row is a single token.", "mass,"),
-    Case("planted", scores(0.9, 0.2), "pattern: 1 of 2; most of all, head 0.0 puts 90.0 %"),
+    Case("planted", scores(0.9, 0.2), "pattern: 1 of 2; at most, head 0.0 puts 90.0 %"),
     Case("planted", scores(0.9, read=2), "on what lies two positions after the token that"),
     Case("null", scores(0.2, 0.2), "pattern: 0 of 2;", "induction"),
-    Case("boundary", scores(0.9, half=0.6), "pattern: 0 of 1; most of all, head 0.0", "induction"),
+    Case("boundary", scores(0.9, half=0.6), "pattern: 0 of 1; at most, head 0.0", "induction"),
     Case("boundary", scores(0.9, half=NAN, rows=1), "Undecided, because one row", "pattern"),
-    Case("null", scores(NAN), "most of all, head 0.0 puts 20.0 % of its mass on the token before"),
+    Case("null", scores(NAN), "at most, head 0.0 puts 20.0 % of its mass on the token before"),
     Case(
         "null", replace(scores(0.9), shares=np.full((1, 4), NAN)), "No head has any mass.", "puts"
     ),
     Case("planted", reach((2, 8), (1, 3)), "2 of 2, spread over 2 to 8 effective keys (uniform"),
-    Case("planted", reach((2, 8), (3, 1)), "mean distance, tokens 1 (head 0.1) 3 (head 0.0)"),
+    Case(
+        "planted", reach((2, 8), (3, 1)), "and look 1 to 3 tokens back on average (uniform: 3.75)"
+    ),
     Case("null", reach((8.5, 8.5), (3.75, 3.75)), "over 8.5 effective keys (uniform rows: 8.5)"),
     Case("null", reach((NAN, NAN), (NAN, NAN)), "No head has any mass.", "effective"),
     Case("boundary", reach((2, NAN), (3, NAN)), "1 of 2, spread over 2 effective keys"),
