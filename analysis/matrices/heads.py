@@ -7,8 +7,8 @@
 M is the matrix that the layer applies. It is signed for SSD, with D on its diagonal; here |M|.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
@@ -19,11 +19,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
-from analysis.figures import Axis, Dots, Pairs, pairs
+from analysis.figures import Axis, Dots, Pairs, draw_heads
 from analysis.links import IN_PLACE, Offsets, find_offsets
 from analysis.matrices import SHOWS
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
-from analysis.plots.heads import place_heads
 from analysis.words import format_digits, format_range, name_head, name_place, percent, percents
 from lab.files import RunError
 from lab.hooks import run_with_cache
@@ -149,8 +148,10 @@ class HeadScores(Finding):
         columns = "head", "pattern", "share of |M|", "95 %", "of what moves", "a uniform row"
         return Table(columns, tuple(rows)) if rows else None
 
-    def figure(self) -> go.Figure:
-        """Draw one panel per pattern."""
+    def figure(self) -> go.Figure | None:
+        """Draw one panel per pattern; None where no head has any mass."""
+        if np.isnan(self.shares).all():
+            return None
         ends = np.stack([self.shares - self.half_widths, self.shares + self.half_widths], 2)
         axis = Axis(unit="share", ends=(-0.08, 1.08), ticks={0: "0", 0.5: "50", 1: "100"})
         panels = [
@@ -166,7 +167,7 @@ class HeadScores(Finding):
             for p, name in enumerate(self.patterns)
             if not np.isnan(self.chance[p])
         ]
-        return _draw_heads(self, panels)
+        return draw_heads(self.layers, self.heads, panels)
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,10 @@ class HeadReach(Finding):
             f"back on average (uniform: {format_digits(self.uniform_distance)})."
         )
 
-    def figure(self) -> go.Figure:
-        """Draw one panel per quantity."""
+    def figure(self) -> go.Figure | None:
+        """Draw one panel per quantity; None where no head has any mass."""
+        if np.isnan(self.effective_keys).all():
+            return None
         found = (
             ("effective keys", self.effective_keys, self.uniform_keys),
             ("mean distance, tokens", self.distance, self.uniform_distance),
@@ -226,18 +229,7 @@ class HeadReach(Finding):
             panels.append(
                 Pairs([Dots("heads", values)], axis, title, {"a uniform matrix": uniform})
             )
-        return _draw_heads(self, panels)
-
-
-def _draw_heads(found: HeadScores | HeadReach, panels: Sequence[Pairs]) -> go.Figure:
-    """Draw dots, one line per head; of many heads, one line per layer."""
-    lines, names = place_heads(found.layers, found.heads)
-    notes = list(map(name_head, found.layers, found.heads))
-    placed = [
-        replace(panel, dots=[replace(dots, lines=lines, notes=notes) for dots in panel.dots])
-        for panel in panels
-    ]
-    return pairs(names, placed, title="layer.head" if len(names) == len(lines) else "layer")
+        return draw_heads(self.layers, self.heads, panels)
 
 
 @torch.no_grad()

@@ -12,13 +12,13 @@ import plotly.graph_objects as go
 
 from analysis import matrices
 from analysis.base import Finding, NotApplicableError, Subject, Words
+from analysis.figures.picture import Picture
 from analysis.matrices import LayerMatrix
 from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
 from analysis.pages.ranking import Ranking, rank
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn, name_apart, summarize_run
 from analysis.plain import to_plain
-from analysis.plots.heatmaps import Picture
 from analysis.run import baselines, dynamics
 from analysis.run.dynamics import Onsets
 from analysis.words import capitalize, count_decimals

@@ -28,8 +28,8 @@ from analysis.figures import (
     make_head_lines,
     name_heads,
 )
+from analysis.figures.picture import Heatmap, Picture, choose_pool, draw_heatmap, pool_matrix
 from analysis.plain import figure_only
-from analysis.plots.heatmaps import Heatmap, Picture, choose_pool, draw_heatmap, pool_matrix
 from analysis.state_space.recurrence import (
     HELD,
     Recurrence,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
+from analysis.figures.heads import LINES
 from analysis.matrices import heads, rollout
 from analysis.matrices.heads import (
     PATTERNS,
@@ -23,7 +24,6 @@ from analysis.matrices.heads import (
 )
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import to_plain
-from analysis.plots.heads import LINES
 from lab.files import RunError
 from lab.hooks import run_with_cache
 from lab.layers.attention import Attention
@@ -191,6 +191,7 @@ def test_many_heads_share_lines_and_every_head_is_drawn():
     model = build("AM*7", vocab_size=32, d_model=16, n_heads=4)
     for result in heads.measure(build_subject(model=model)):
         fig = result.figure()
+        assert fig is not None
         dots = [trace["text"] for trace in fig.to_dict()["data"] if trace["mode"] == "markers"]
         assert len(dots) >= 2
         assert all(len(names) == 28 > LINES for names in dots)
