@@ -122,7 +122,8 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
                 showlegend=False,
             )
         )
-    marked = len(at) <= FEW and not muted
+    few = len(at) <= FEW
+    marked, faint = few and not muted, muted or (not few and line.shape == "points")
     modes = {"points": "markers", "stairs": "lines"}
     notes = line.notes or [line.name] * len(at)
     # Of points there may be so many that whiskers with caps hide them.
@@ -139,8 +140,12 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
                 "dash": "solid" if muted else DASHES[look % len(DASHES)],
                 "shape": "hv" if line.shape == "stairs" else "linear",
             },
-            marker={"symbol": SYMBOLS[look % len(SYMBOLS)], "size": 7, "color": color},
-            opacity=0.7 if muted else 1,
+            marker={
+                "symbol": SYMBOLS[look % len(SYMBOLS)],
+                "size": 7 if few else 5,
+                "color": color,
+            },
+            opacity=0.7 if faint else 1,
             error_y=make_whiskers(np.asarray(line.y, np.float64), ends, *whiskers)
             if ends is not None and line.shape != "band"
             else None,

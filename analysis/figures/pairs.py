@@ -93,7 +93,7 @@ def pairs(
     """Draw dots, a line for each name, the first on top, panels side by side.
 
     Args:
-        names: of the lines.
+        names: of the lines; a long one may have a line break.
         panels: the quantities.
         title: of the lines' axis.
         joined: whether the dots of a line stand at one height and are joined by a stroke.
@@ -150,7 +150,7 @@ def pairs(
     canvas.fig.update_yaxes(
         range=[len(names) - 0.4, -0.6],
         tickvals=lines,
-        ticktext=[html.escape(name) for name in names],
+        ticktext=[html.escape(name).replace("\n", "<br>") for name in names],
         showgrid=False,
         ticks="",
     )
