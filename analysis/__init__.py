@@ -8,7 +8,6 @@ words, `draw(finding)` makes its figure. The report shows the analyses that appl
 from analysis import (
     dynamic_mask,
     errors,
-    experts,
     frequencies,
     matrices,
     mechanism,
@@ -20,6 +19,7 @@ from analysis import (
 from analysis.base import Analysis
 from analysis.experts import key_map as expert_map
 from analysis.experts import knockout as expert_knockout
+from analysis.experts import load as expert_load
 from analysis.experts import roles as expert_roles
 from analysis.experts import training as expert_training
 from analysis.matrices import heads, rollout
@@ -47,7 +47,7 @@ ANALYSES: dict[str, Analysis] = {
     "state_rank": state_rank,
     "dynamic_mask": dynamic_mask,
     "value_usage": value_usage,
-    "experts": experts,
+    "experts": expert_load,
     "expert_roles": expert_roles,
     "expert_map": expert_map,
     "expert_knockout": expert_knockout,

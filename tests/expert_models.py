@@ -2,7 +2,7 @@
 
 import torch
 
-from analysis.experts.sites import find_retrieval_layers
+from analysis.experts.storage import find_retrieval_layers
 from lab.models import LanguageModel, build
 from tasks.base import Batch
 from tasks.mqar import MQAR

@@ -1,46 +1,311 @@
-"""How evenly a layer's experts are used, next to uniform random choice."""
+"""Which experts are used? Every layer's choices and their load, beside uniform random choice.
+
+n tokens, row after row    h retrieval heads    k experts a head    e experts    r ranks
+
+The null: each head and token draws its k distinct experts uniformly. A head and token then choose
+an expert with probability k/N; over n tokens and h heads, it is chosen Binomial(n h, k/N) times, so
+that 1 − (1 − k/N)^(n h) of the experts are used. It serves a token, in any head, with probability
+q = 1 − (1 − k/N)^h.
+"""
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from textwrap import fill
 
 import numpy as np
-from jaxtyping import Float, Int
+import plotly.graph_objects as go
+import torch
+from jaxtyping import Bool, Float, Int, Real
+from torch import Tensor
 
-from analysis.experts.choices import ExpertChoices
-from analysis.experts.spread import (
-    STANDING,
-    Spread,
-    bound_standing,
-    choose_ranks,
-    count_fewest,
-    draw_uniform,
-    expect_overlap,
-    measure_spread,
-    rank_loads,
-)
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.plain import figure_only
+from analysis.statistics import distributions
+from analysis.statistics.estimates import thin
+from analysis.words import name_layers, percent
+from lab.hooks import HookPoint
+from lab.layers.retrieval import RetrievedExperts
+from lab.layers.routed import RoutedMoE
+from lab.models import LanguageModel
+from lab.models.evaluation import score
+from lab.ops.product_keys import product_topk
+from tasks.base import Batch, count_rows
 
+__all__ = ["TITLE", "describe", "draw", "measure"]
+
+TITLE = "Which experts are used"
+TOKENS_AT_ONCE = 4096
+"""Maximum number of tokens of a forward pass: the scores of many experts must fit into memory."""
+ROUNDING = 4
+"""Two scores tie if they differ by at most this many units in the last place of the largest."""
+STANDING = 0.9
+"""Share of the tokens that a standing expert serves; also the share of load that is a collapse."""
+ROUNDS = 40
+"""Draws of the null, enough to estimate its 2.5 % and 97.5 % quantiles."""
+STANDING_ROUNDS = 1000
+"""Draws of the null of standing experts: by chance, a layer exceeds all of them once in 1,000."""
+MOST_RANKS = 160
+"""Maximum number of points of a curve by rank, evenly spaced in the logarithm."""
 PAIR_ENTRIES = 2**24
 """About how many pairs of chosen experts are compared for the overlap of heads, at most."""
+LEAST = 1e-3
+"""Smallest load that is drawn, in multiples of the mean."""
+NAMED = 4
+"""Layers that have a colour of their own in a figure."""
+TABLED = 8
+"""Layers that have a line in a table."""
+
+Experts = RetrievedExperts | RoutedMoE
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """Loads by rank, in multiples of the mean load of all experts.
+class ExpertChoices:
+    """What the tokens of a batch choose in one layer.
 
     Attributes:
-        ranks: from 1, evenly spaced in the logarithm.
-        choices: of the expert at this rank by choices; 0 for unused experts.
-        weighted: of the expert at this rank by |weight|.
-        low: 2.5 % quantile of the null's choices.
-        high: its 97.5 % quantile.
+        layer: index of the block.
+        kind: the layer's class.
+        n_experts: how many there are.
+        indices: int32, of the chosen experts; distinct for each head and token. A routed mixture
+            counts as one head.
+        weights: factors of the experts' outputs, any sign.
+        margins: between the k-th and the (k + 1)-th best score, in standard deviations of all
+            experts' scores for this token and head (of log p for a router), ≥ 0; NaN where k is
+            all experts.
+        tied: whether the two are equal up to rounding, so that the order of storage decides.
+        ids: of the tokens.
+        shape: row keys and column keys, if experts have any; expert = row · columns + column.
+        zero_keys: whether all of these are zero, so that all scores tie.
     """
 
-    ranks: Int[np.ndarray, " r"]
-    choices: Float[np.ndarray, " r"]
-    weighted: Float[np.ndarray, " r"]
-    low: Float[np.ndarray, " r"]
-    high: Float[np.ndarray, " r"]
+    layer: int
+    kind: str
+    n_experts: int
+    indices: Int[np.ndarray, "n h k"]
+    weights: Float[np.ndarray, "n h k"]
+    margins: Float[np.ndarray, "n h"]
+    tied: Bool[np.ndarray, "n h"]
+    ids: Int[np.ndarray, " n"]
+    shape: tuple[int, int] | None = None
+    zero_keys: bool = False
+
+
+@torch.no_grad()
+def record_choices(model: LanguageModel, batch: Batch) -> list[ExpertChoices]:
+    """Record what the tokens of a batch choose in every layer with experts; hooks in place act.
+
+    Raises:
+        NotApplicableError: for a model without experts.
+    """
+    layers = find_expert_layers(model)
+    parts: dict[int, dict[str, list[Tensor]]] = {layer: defaultdict(list) for layer in layers}
+
+    def look(tensor: Tensor, point: HookPoint) -> None:
+        _, layer, _, name = point.name.split(".")
+        found = parts[int(layer)]
+        if name.endswith("_scores"):
+            margins, tied = measure_margins(layers[int(layer)], tensor.float())
+            found["margins"].append(margins.cpu())
+            found["tied"].append(tied.cpu())
+        else:
+            # [b t h k], or [b t k] of a router.
+            heads = tensor if tensor.ndim == 4 else tensor[:, :, None]
+            number = torch.int32 if name == "hook_expert_indices" else torch.float32
+            found[name].append(heads.flatten(0, 1).to("cpu", number))
+
+    wanted = [
+        f"blocks.{layer}.mlp.hook_{name}"
+        for layer, module in layers.items()
+        for name in (
+            "router_scores" if isinstance(module, RoutedMoE) else "subkey_scores",
+            "expert_indices",
+            "expert_weights",
+        )
+    ]
+    size = count_rows(TOKENS_AT_ONCE, batch.inputs.shape[1])
+    with model.hooks([(wanted, look)]):
+        for start in range(0, len(batch.inputs), size):
+            score(model, batch[start : start + size], "fp32")
+    chosen, ids = [], batch.inputs.flatten().cpu().numpy()
+    for layer, module in layers.items():
+        found = {name: torch.cat(tensors).numpy() for name, tensors in parts[layer].items()}
+        shape, zero = None, False
+        if isinstance(module, RetrievedExperts):
+            rows, columns = module.shape
+            shape, zero = (rows, columns), not (module.row_keys.any() or module.column_keys.any())
+        chosen.append(
+            ExpertChoices(
+                layer,
+                type(module).__name__,
+                len(module.down),
+                found["hook_expert_indices"],
+                found["hook_expert_weights"],
+                found["margins"],
+                found["tied"],
+                ids,
+                shape,
+                zero,
+            )
+        )
+    return chosen
+
+
+def find_expert_layers(model: LanguageModel) -> dict[int, Experts]:
+    """Find the state transforms that choose among experts, by index of the block.
+
+    Raises:
+        NotApplicableError: when there are none.
+    """
+    found = {i: block.mlp for i, block in enumerate(model.blocks) if isinstance(block.mlp, Experts)}
+    if not found:
+        raise NotApplicableError("no block chooses among experts")
+    return found
+
+
+def measure_margins(
+    module: Experts, scores: Float[Tensor, "*b s"]
+) -> tuple[Float[Tensor, "n h"], Bool[Tensor, "n h"]]:
+    """Return `ExpertChoices.margins` and `ExpertChoices.tied` for the scores of a layer.
+
+    Args:
+        module: the layer.
+        scores: [b t h rows+columns] for retrieval; the probabilities, [b t e], for a router.
+    """
+    if isinstance(module, RoutedMoE):
+        # log p is the logit up to a constant, which changes neither margins nor their spread.
+        logits = scores.clamp(min=torch.finfo(scores.dtype).tiny).log()[..., None, :]
+        best = logits.topk(min(module.k + 1, module.n_experts), dim=-1).values
+        variance, largest = logits.var(-1, correction=0), logits.abs().amax(-1)
+    else:
+        rows, columns = scores.split(module.shape, dim=-1)
+        reached = rows.shape[-1] * columns.shape[-1]
+        best = product_topk(rows, columns, min(module.k + 1, reached))[0]
+        variance = rows.var(-1, correction=0) + columns.var(-1, correction=0)
+        largest = rows.abs().amax(-1) + columns.abs().amax(-1)
+    if best.shape[-1] == module.k:
+        nothing = torch.full_like(variance, torch.nan).flatten(0, 1)
+        return nothing, torch.zeros_like(nothing, dtype=torch.bool)
+    gap = best[..., -2] - best[..., -1]
+    tied = gap <= ROUNDING * torch.finfo(scores.dtype).eps * largest
+    margins = torch.where(tied, 0.0, gap / variance.sqrt().clamp(min=1e-30))
+    return margins.flatten(0, 1), tied.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a load is spread over a layer's N experts.
+
+    Attributes:
+        used: share of the experts with any load, in [0, 1].
+        effective: e^H, the number of equally loaded experts with the same entropy, 1 … N.
+        kl: KL(load ‖ uniform), nats, 0 … log N.
+        gini: 0 (uniform) … 1 − 1/N (one expert).
+        covering: the fewest experts that hold 50, 90 and 99 % of the load.
+        top: share held by the h k most loaded experts, as many as one token chooses.
+    """
+
+    used: float
+    effective: float
+    kl: float
+    gini: float
+    covering: tuple[float, ...]
+    top: float
+
+
+def measure_spread(counts: Real[np.ndarray, " e"], size: int) -> Spread:
+    """Measure how a load ≥ 0 is spread; NaN where there is none.
+
+    A token chooses `size` experts.
+    """
+    p = distributions.compute_shares(counts)
+    return Spread(
+        used=float((counts > 0).mean()),
+        effective=float(distributions.effective_number(p)),
+        kl=float(distributions.kl_to_uniform(p)),
+        gini=float(distributions.gini(p)),
+        covering=tuple(float(distributions.coverage(p, share)) for share in (0.5, 0.9, 0.99)),
+        top=float(np.sort(p)[-size:].sum()),
+    )
+
+
+@lru_cache(maxsize=64)
+def draw_uniform(
+    total: int, heads: int, k: int, tokens: int, seed: int
+) -> tuple[Spread, Float[np.ndarray, "r 2"]]:
+    """Return the mean spread under the null, and the 95 % band of its loads by rank."""
+    rng, size = np.random.default_rng(seed), heads * k
+    spreads, curves = [], []
+    for _ in range(ROUNDS):
+        counts = rng.binomial(tokens * heads, k / total, size=total)
+        # A few tokens and a million experts might draw no expert at all.
+        counts[0] += counts.sum() == 0
+        spreads.append(measure_spread(counts, size))
+        curves.append(rank_loads(counts))
+    means = {
+        name: float(np.mean([getattr(spread, name) for spread in spreads]))
+        for name in ("effective", "kl", "gini", "top")
+    }
+    covering = tuple(np.mean([spread.covering for spread in spreads], axis=0).tolist())
+    mean = Spread(used=1 - (1 - k / total) ** (tokens * heads), covering=covering, **means)
+    return mean, np.quantile(curves, [0.025, 0.975], axis=0).T
+
+
+@lru_cache(maxsize=64)
+def bound_standing(total: int, heads: int, k: int, tokens: int, seed: int) -> tuple[float, float]:
+    """Return the share of the choices on standing experts under the null: its mean and maximum.
+
+        mean = P(1 + B ≥ 0.9 n),  B ~ Binomial(n − 1, q)
+
+    since an expert that is chosen serves one token for certain, the others with probability q.
+    """
+    q, fewest = 1 - (1 - k / total) ** heads, count_fewest(tokens)
+    mean = _binomial_tail(tokens - 1, q, fewest - 1)
+    # By Markov's inequality no draw has a standing expert, so there is no need to draw.
+    if mean * tokens * q * total < 1e-6 * fewest:
+        return mean, 0.0
+    rng, most = np.random.default_rng(seed), 0.0
+    for _ in range(STANDING_ROUNDS):
+        served = rng.binomial(tokens, q, size=total)
+        most = max(most, float(served[served >= fewest].sum() / max(1, served.sum())))
+    return mean, most
+
+
+def count_fewest(tokens: int) -> int:
+    """Return the fewest tokens that a standing expert serves."""
+    return math.ceil(STANDING * tokens - 1e-9)
+
+
+def _binomial_tail(n: int, q: float, fewest: int) -> float:
+    """Return P(B ≥ fewest) for B ~ Binomial(n, q)."""
+    if q >= 1 or fewest <= 0:
+        return 1.0
+    of = np.arange(fewest, n + 1)
+    ways = [math.lgamma(n + 1) - math.lgamma(s + 1) - math.lgamma(n - s + 1) for s in of.tolist()]
+    return min(1.0, float(np.exp(ways + of * math.log(q) + (n - of) * math.log1p(-q)).sum()))
+
+
+def choose_ranks(total: int) -> Int[np.ndarray, " r"]:
+    """Choose the ranks of a curve, from 1, evenly spaced in the logarithm."""
+    return np.unique(np.geomspace(1, total, MOST_RANKS).round().astype(np.int64))
+
+
+def rank_loads(counts: Real[np.ndarray, " e"]) -> Float[np.ndarray, " r"]:
+    """Return the loads of the experts at `choose_ranks`, in multiples of the mean load."""
+    return np.sort(counts)[::-1][choose_ranks(len(counts)) - 1] / (counts.mean() or 1.0)
+
+
+def expect_overlap(total: int, k: int) -> float:
+    """Return the mean Jaccard index of two random sets of k; their overlap is hypergeometric."""
+    mean, ways = 0.0, math.comb(total, k)
+    for both in range(max(0, 2 * k - total), k + 1):
+        chance = math.comb(k, both) * math.comb(total - k, k - both) / ways
+        mean += chance * both / (2 * k - both)
+    return mean
 
 
 @dataclass(frozen=True)
@@ -68,7 +333,9 @@ class Load:
         overlap_uniform: the same under the null.
         margin: median over tokens and heads of `ExpertChoices.margins`; NaN where k = N.
         tied: share of tokens and heads whose k-th and (k + 1)-th score tie.
-        ranked: the loads themselves.
+        by_rank: load by choices in multiples of the mean, at `choose_ranks`; 0 for unused experts.
+        weighted_by_rank: the same by |weight|.
+        band: 2.5 % and 97.5 % quantiles of `by_rank` under the null.
     """
 
     layer: int
@@ -90,7 +357,9 @@ class Load:
     overlap_uniform: float
     margin: float
     tied: float
-    ranked: Ranked = figure_only()
+    by_rank: Float[np.ndarray, " r"] = figure_only()
+    weighted_by_rank: Float[np.ndarray, " r"] = figure_only()
+    band: Float[np.ndarray, "r 2"] = figure_only()
 
     @property
     def collapsed(self) -> bool:
@@ -109,27 +378,18 @@ class Load:
 
 
 def measure_load(chosen: ExpertChoices, seed: int) -> Load:
-    """Measure how a layer's experts are used.
-
-    Args:
-        chosen: what its tokens choose.
-        seed: of the null, and of the sample of tokens on which heads are compared.
-    """
+    """Measure how a layer's experts are used; null and sample of tokens are drawn from the seed."""
     tokens, heads, k = chosen.indices.shape
-    total, size = chosen.n_experts, heads * k
+    total, size, several = chosen.n_experts, heads * k, heads > 1
     counts = np.bincount(chosen.indices.ravel(), minlength=total)
-    weighted = np.bincount(
-        chosen.indices.ravel(), np.abs(chosen.weights).ravel().astype(np.float64), total
-    )
+    sizes = np.abs(chosen.weights).ravel().astype(np.float64)
+    weighted = np.bincount(chosen.indices.ravel(), sizes, total)
     by_token = np.sort(chosen.indices.reshape(tokens, size), axis=-1)
     first = np.diff(by_token, axis=-1, prepend=-1) > 0
-    served = np.bincount(by_token[first], minlength=total) / tokens
-    standing = served * tokens >= count_fewest(tokens) - 0.5
-    uniform, low, high = draw_uniform(total, heads, k, tokens, seed)
+    standing = np.bincount(by_token[first], minlength=total) >= count_fewest(tokens)
+    uniform, band = draw_uniform(total, heads, k, tokens, seed)
     by_chance, most = bound_standing(total, heads, k, tokens, seed)
-    ranks = choose_ranks(total)
-    several, inclusion = heads > 1, k / total
-    distinct = total * (1 - (1 - inclusion) ** heads)
+    distinct = total * (1 - (1 - k / total) ** heads)
     margins = chosen.margins[~np.isnan(chosen.margins)]
     return Load(
         layer=chosen.layer,
@@ -147,25 +407,221 @@ def measure_load(chosen: ExpertChoices, seed: int) -> Load:
         standing_chance=most,
         twice=float(1 - first.mean()) if several else math.nan,
         twice_uniform=1 - distinct / size if several else math.nan,
-        overlap=_measure_overlap(chosen.indices, np.random.default_rng(seed))
-        if several
-        else math.nan,
+        overlap=_measure_overlap(chosen.indices, np.random.default_rng(seed)),
         overlap_uniform=expect_overlap(total, k) if several else math.nan,
         margin=float(np.median(margins)) if margins.size else math.nan,
         tied=float(chosen.tied.mean()),
-        ranked=Ranked(ranks, rank_loads(counts, ranks), rank_loads(weighted, ranks), low, high),
+        by_rank=rank_loads(counts),
+        weighted_by_rank=rank_loads(weighted),
+        band=band,
     )
 
 
 def _measure_overlap(indices: Int[np.ndarray, "n h k"], rng: np.random.Generator) -> float:
     """Measure the mean Jaccard index of the experts of two heads, on a sample of the tokens."""
     tokens, heads, k = indices.shape
+    if heads == 1:
+        return math.nan
     most = max(1, PAIR_ENTRIES // (heads * k) ** 2)
     if tokens > most:
         indices = indices[rng.choice(tokens, most, replace=False)]
     found = []
-    for i in range(heads):
-        for j in range(i):
-            both = (indices[:, i, :, None] == indices[:, j, None, :]).sum((-1, -2))
-            found.append((both / (2 * k - both)).mean())
+    for i, j in combinations(range(heads), 2):
+        both = (indices[:, i, :, None] == indices[:, j, None, :]).sum((-1, -2))
+        found.append((both / (2 * k - both)).mean())
     return float(np.mean(found))
+
+
+@dataclass(frozen=True)
+class LoadByRank(Finding):
+    """The load of every layer's experts, by rank.
+
+    Attributes:
+        layers: those that choose among experts.
+    """
+
+    layers: tuple[Load, ...]
+
+    title = "Load of the experts by rank, over all tokens"
+    reading = (
+        "Each layer's experts in order of load; 1 is the mean load. A curve ends at the last "
+        "expert that any token chose. Above, every choice counts alike; below, choices count by "
+        "|w|, the factor of the expert's output. Grey band: 95 % of loads if each head and token "
+        "chose k distinct experts uniformly at random, whose values stand in brackets in the "
+        "table. Effective experts are e^H of the choices."
+    )
+
+    @property
+    def says(self) -> str:
+        """How evenly experts are used in the least even layer, and which layers collapsed."""
+        collapsed = [one for one in self.layers if one.collapsed]
+        if collapsed:
+            first = collapsed[0]
+            return (
+                f"Collapsed: in {name_layers([one.layer for one in collapsed])} nearly every token "
+                f"chooses the same experts, which hold {percent(first.standing_share)} of layer "
+                f"{first.layer}'s choices."
+            )
+        worst = min(self.layers, key=lambda one: one.evenness)
+        return (
+            f"The least even layer, layer {worst.layer}, uses its {worst.n_experts:,} experts like "
+            f"{format_count(worst.choices.effective)} equal ones (random choice: "
+            f"{format_count(worst.uniform.effective)})."
+        )
+
+    def numbers(self) -> Table:
+        """Return the spread of each layer's load, with that of random choice in brackets."""
+        columns = "layer", "experts", "effective", "chosen at all", "hold 90 %", "Gini"
+        return Table(
+            columns,
+            tuple(
+                (
+                    str(one.layer),
+                    f"{one.n_experts:,}",
+                    f"{format_count(own.effective)} ({format_count(uniform.effective)})",
+                    f"{percent(own.used)} ({percent(uniform.used)})",
+                    f"{own.covering[1]:,.0f} ({format_count(uniform.covering[1])})",
+                    f"{own.gini:.2f} ({uniform.gini:.2f})",
+                )
+                for one in thin(self.layers, TABLED)
+                for own, uniform in [(one.choices, one.uniform)]
+            ),
+        )
+
+    def figure(self) -> go.Figure:
+        """Draw load by rank on logarithmic axes, over the band of random choice."""
+        bands = {}
+        for one in self.layers:
+            band, size = np.maximum(one.band, LEAST), (one.n_experts, one.n_heads, one.k)
+            ranks = choose_ranks(one.n_experts)
+            bands[size] = Line("random choice", ranks, band.mean(1), band, shape="band", look=-1)
+        by_choices, by_weight = (
+            draw_layers(
+                [
+                    (one.layer, choose_ranks(one.n_experts), np.where(load < LEAST, np.nan, load))
+                    for one, load in zip(self.layers, loads, strict=True)
+                ]
+            )
+            for loads in zip(*((one.by_rank, one.weighted_by_rank) for one in self.layers))
+        )
+        y = Axis("load, × mean", scale="log")
+        panels = [
+            Curves([*bands.values(), *by_choices], y, "by choices", height=190),
+            Curves(by_weight, y, "by |w|", height=190),
+        ]
+        return curves(panels, Axis("rank of the expert by load", "count", scale="log"))
+
+
+def draw_layers(
+    layers: Sequence[tuple[int, Real[np.ndarray, " n"], Float[np.ndarray, " n"]]],
+) -> list[Line]:
+    """Return a line for each layer, x and y: a few have colours and names, the others are grey."""
+    named = thin([layer for layer, _, _ in layers], NAMED)
+    return [
+        Line(
+            f"layer {layer}" if layer in named else "",
+            x,
+            y,
+            look=named.index(layer) if layer in named else -1,
+            notes=[f"layer {layer}"] * len(y),
+        )
+        for layer, x, y in layers
+    ]
+
+
+def format_count(count: float) -> str:
+    """Return an effective number as text, with one decimal below ten."""
+    return f"{count:,.1f}" if count < 9.95 and count != round(count) else f"{count:,.0f}"
+
+
+@dataclass(frozen=True)
+class LoadComparison(Finding):
+    """A few shares of every layer, next to what they are under uniform random choice.
+
+    Attributes:
+        names: of the shares.
+        layers: index of each layer's block.
+        shares: in [0, 1]; NaN where a layer has no such share.
+        uniform: the same under random choice.
+        stands_out: whether standing experts hold more of a layer than random choice gives them.
+        margins: median margin between the k-th and the next score, in standard deviations of all
+            experts' scores; NaN where k is all experts.
+    """
+
+    names: tuple[str, ...]
+    layers: Int[np.ndarray, " layers"]
+    shares: Float[np.ndarray, "names layers"]
+    uniform: Float[np.ndarray, "names layers"]
+    stands_out: Bool[np.ndarray, " layers"]
+    margins: Float[np.ndarray, " layers"]
+
+    title = "How far the choice of experts is from random, layer by layer"
+    reading = (
+        "Coloured: measured. Grey: uniform random choice, independent for each head. A token's "
+        "worth of experts are the most loaded ones, as many as one token chooses. Standing experts "
+        f"are chosen by at least {round(100 * STANDING)} % of the tokens. Overlap is "
+        "|A ∩ B| / |A ∪ B|. A tie is a k-th score that equals the next one up to rounding: the "
+        "order of storage decides. The lead is that of the last expert chosen over the next one, "
+        "in standard deviations of the scores, median."
+    )
+
+    @property
+    def says(self) -> str:
+        """How much of a layer's choices standing experts hold, beyond chance or not."""
+        standing, uniform = self.shares[2], self.uniform[2]
+        worst = int((standing - uniform + self.stands_out).argmax())
+        verdict = "more than" if self.stands_out[worst] else "no more than"
+        return (
+            f"Standing experts hold {percent(standing[worst])} of layer {self.layers[worst]}'s "
+            f"choices, {verdict} chance can give (random choice: {percent(uniform[worst])})."
+        )
+
+    def numbers(self) -> Table:
+        """Return ties and leads of each layer."""
+        rows = (
+            (str(layer), percent(tied), "–" if math.isnan(lead) else f"{lead:.2g}")
+            for layer, tied, lead in zip(self.layers, self.shares[-1], self.margins, strict=True)
+        )
+        columns = "layer", "choices decided by a tie", "lead of the last expert chosen"
+        return Table(columns, tuple(thin(list(rows), TABLED)))
+
+    def figure(self) -> go.Figure:
+        """Draw each share of a few layers as a dot, and of random choice beside it."""
+        kept = [i for i in range(len(self.names)) if not np.isnan(self.shares[i]).all()]
+        dots = []
+        for i in thin(range(len(self.layers)), NAMED):
+            dots.append(Dots(f"layer {self.layers[i]}", self.shares[kept, i]))
+            dots.append(Dots("random choice", self.uniform[kept, i], look="chance"))
+        return pairs([fill(self.names[i], 24) for i in kept], Pairs(dots, Axis("share", "share")))
+
+
+def compare_loads(loads: Sequence[Load]) -> LoadComparison:
+    """Compare shares of each layer's load with those of random choice."""
+    rows = {
+        "experts used": [(one.choices.used, one.uniform.used) for one in loads],
+        "load on a token's worth of experts": [(one.choices.top, one.uniform.top) for one in loads],
+        "load on standing experts": [(one.standing_share, one.standing_uniform) for one in loads],
+        "choices repeated by another head": [(one.twice, one.twice_uniform) for one in loads],
+        "overlap of two heads": [(one.overlap, one.overlap_uniform) for one in loads],
+        "choices decided by a tie": [(one.tied, 0.0) for one in loads],
+    }
+    table = np.array(list(rows.values()), dtype=np.float64)
+    return LoadComparison(
+        names=tuple(rows),
+        layers=np.array([one.layer for one in loads]),
+        shares=table[..., 0],
+        uniform=table[..., 1],
+        stands_out=np.array([one.stands_out for one in loads]),
+        margins=np.array([one.margin for one in loads]),
+    )
+
+
+def measure(subject: Subject) -> list[LoadByRank | LoadComparison]:
+    """Measure the load of every layer with experts, and compare it with random choice.
+
+    Raises:
+        NotApplicableError: for a model without experts.
+    """
+    chosen = record_choices(subject.model, subject.batch)
+    loads = tuple(measure_load(layer, subject.seed) for layer in chosen)
+    return [LoadByRank(loads), compare_loads(loads)]

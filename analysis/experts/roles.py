@@ -1,6 +1,5 @@
 """Which experts serve which role? What the choice of an expert reveals about the token's role."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,12 +7,12 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Words, describe, draw
-from analysis.experts.choices import ExpertChoices, record_choices
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.experts.load import TABLED, ExpertChoices, record_choices
+from analysis.figures import Axis, Bars, bars
 from analysis.plain import figure_only
-from analysis.plots.lines import name_lines
-from analysis.plots.style import new_figure
 from analysis.statistics import distributions
+from analysis.statistics.estimates import thin
 from analysis.words import format_nats, percent
 
 __all__ = ["TITLE", "RolePreferences", "describe", "draw", "measure"]
@@ -27,8 +26,6 @@ BARS = 24
 """About how many experts are shown, of all layers together."""
 LEAST, MOST = 3, 8
 """Minimum and maximum number of experts of a layer that are shown."""
-PATTERNS = ("", "/", "x", ".", "\\", "+", "-", "|")
-"""Patterns of the bars, so that roles do not differ by colour alone."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +38,12 @@ class LayerPreference:
         information: I(expert; role) of one of a token's choices, plug-in, ≥ 0.
         corrected: the same with the correction of Miller and Madow, for independent choices.
         shuffled: mean of the plug-in value under shuffled roles.
-        null: the plug-in value of each shuffle; all layers have the same shuffles.
         experts: those that reveal most, in descending order.
         told: p(e) KL(p(role | e) ‖ p(role)) of each, nats; these add up to `information` over
             all experts.
         load: p(e), its share of the choices.
         shares: p(role | e), in the order of the task's roles.
+        null: the plug-in value of each shuffle; all layers have the same shuffles.
     """
 
     layer: int
@@ -89,93 +86,62 @@ class RolePreferences(Finding):
     p_value: float
     layers: tuple[LayerPreference, ...]
 
-    def describe(self) -> Words:
-        """Say how much the choices of the best layer reveal about roles, and by which expert."""
+    title = "Roles of the tokens that choose an expert, for the experts that reveal most"
+    reading = (
+        "Each bar shows the roles of the tokens that choose an expert. The top bar is for all "
+        "tokens; an expert that serves all roles alike looks like it. Each layer shows the experts "
+        "that add most to I(expert; role), and the table names the first and the role that it "
+        "serves beyond that role's share of all tokens. The p-value holds the best layer to the "
+        "best by chance. An untrained layer can also tell apart roles that have tokens of their "
+        "own, so compare with step 0."
+    )
+
+    @property
+    def says(self) -> str:
+        """How much the choices of the best layer reveal about roles, if beyond chance."""
         best = max(self.layers, key=lambda one: float(one.beyond[0]))
-        amount = (
+        reveals = "reveals" if self.p_value <= 0.05 else "is not seen to reveal"
+        return (
+            f"The choice of an expert in layer {best.layer} {reveals} the role of a token: I = "
             f"{format_nats(best.information)} of {self.uncertainty:.2f} nats (shuffled roles: "
             f"{format_nats(best.shuffled)}, p {'≤' if self.p_value <= 0.01 else '='} "
-            f"{self.p_value:.2f}{' over all layers' if len(self.layers) > 1 else ''})"
+            f"{self.p_value:.2f} for the best of all layers)."
         )
-        if self.p_value > 0.05:
-            says = (
-                "No layer's choice of experts reveals the role of a token beyond chance; "
-                f"layer {best.layer} comes nearest with {amount}."
-            )
-        else:
-            # Of most experts the commonest role is the first, whatever they reveal.
-            role = int((best.shares[0] - self.roles).argmax())
-            share = percent(best.shares[0, role])
-            says = (
-                f"One choice of an expert in layer {best.layer} reveals {amount} of a token's "
-                f"role; the expert that reveals most, {best.experts[0]}, makes {share} of its "
-                f"choices at “{self.role_names[role]}” tokens, which are "
-                f"{percent(self.roles[role])} of all."
-            )
-        reading = (
-            "Each bar shows the roles of the tokens that choose an expert. The top bar is for all "
-            "tokens; an expert that serves all roles alike looks like it. Each layer shows the "
-            "experts that add most to I(expert; role). An untrained layer can also tell apart "
-            "roles that have tokens of their own, so compare with step 0."
-        )
-        alt = "Stacked bars of roles by expert. I(expert; role), nats, shuffled in brackets: "
-        alt += ", ".join(
-            f"layer {one.layer} {one.information:.3f} ({one.shuffled:.3f})" for one in self.layers
-        )
-        title = "Roles of the tokens that choose an expert, for the experts that reveal most"
-        return Words(title, says, reading, alt + ".")
 
-    def draw(self) -> go.Figure:
+    def numbers(self) -> Table:
+        """Return what each layer reveals, and the role that its first expert serves most."""
+        rows = []
+        for one in thin(self.layers, TABLED):
+            # Of most experts the commonest role is the first, whatever they reveal.
+            role = int((one.shares[0] - self.roles).argmax())
+            serves = f"{percent(one.shares[0, role])} {self.role_names[role]}"
+            information = f"{format_nats(one.information)} ({format_nats(one.shuffled)})"
+            first = str(one.experts[0]), serves, percent(self.roles[role])
+            rows.append((str(one.layer), information, *first))
+        columns = "layer", "I, nats (shuffled)", "first expert", "of its choices", "of all tokens"
+        return Table(columns, tuple(rows))
+
+    def figure(self) -> go.Figure:
         """Draw stacked bars of roles: all tokens on top, then the experts that reveal most."""
         # Of many layers, show those that reveal most, in their order.
         by_told = sorted(self.layers, key=lambda one: -one.information)[: BARS // LEAST]
         layers = sorted(by_told, key=lambda one: one.layer)
-        named = [
-            (
-                f"{one.layer} · {expert}",
-                f"layer {one.layer}, expert {expert}: {percent(float(load))}",
-            )
-            for one in layers
-            for expert, load in zip(one.experts.tolist(), one.load, strict=True)
-        ]
-        labels = ["<b>all tokens</b>", *(label for label, _ in named)]
-        hover = ["all tokens", *(f"{text} of the layer's choices" for _, text in named)]
-        places, place = [0.0], 0.5
+        names = notes = ["all tokens"]
+        shares = [self.roles]
         for one in layers:
-            places += [place + 1 + i for i in range(len(one.experts))]
-            place = places[-1] + 0.5
-        shares = np.concatenate([self.roles[None], *(one.shares for one in layers)])
-        fig = new_figure(height=round(96 + 19 * (place + 1) + 48))
-        for role, name in enumerate(self.role_names):
-            fig.add_bar(
-                x=shares[:, role].astype(np.float32),
-                y=places,
-                orientation="h",
-                name=html.escape(name),
-                marker={
-                    "pattern": {
-                        "shape": PATTERNS[role % len(PATTERNS)],
-                        "fillmode": "overlay",
-                        "size": 6,
-                        "solidity": 0.2,
-                    }
-                },
-                text=hover,
-                textposition="none",
-                hovertemplate=f"%{{text}}<br>{html.escape(name)}: %{{x:.1%}}<extra></extra>",
-            )
-        fig.update_xaxes(
-            range=[0, 1],
-            tickformat=".0%",
-            tickvals=[0, 0.25, 0.5, 0.75, 1],
-            title_text="share of the choices",
-        )
-        name_lines(fig, labels, places, showline=False, title_text="layer · expert")
-        return fig.update_layout(
-            barmode="stack",
-            bargap=0.25,
-            margin={"t": 96, "r": 26},
-            legend_traceorder="normal",
+            # An empty line separates the layers.
+            names = [*names, "", *(f"{one.layer} · {expert}" for expert in one.experts)]
+            loads = zip(one.experts, one.load, strict=True)
+            notes = [*notes, "", *(f"expert {e}: {percent(p)} of the choices" for e, p in loads)]
+            shares += [np.full(len(self.roles), np.nan), *one.shares]
+        by_role = zip(self.role_names, np.stack(shares, axis=1), strict=True)
+        return bars(
+            names,
+            [Bars(name, part, notes=notes) for name, part in by_role],
+            Axis("share of the choices", "share"),
+            stacked=True,
+            line=19,
+            title="layer · expert",
         )
 
 
@@ -186,11 +152,10 @@ def measure(subject: Subject) -> list[RolePreferences]:
         NotApplicableError: for a model without experts, or rows of a single role.
     """
     roles = subject.batch.roles.flatten().cpu().numpy()
-    names = subject.task.role_names
     layers = record_choices(subject.model, subject.batch)
-    if len(np.unique(roles)) < 2:
+    if (roles == roles[0]).all():
         raise NotApplicableError("all tokens have the same role")
-    return [measure_preferences(layers, roles, names, subject.seed)]
+    return [measure_preferences(layers, roles, subject.task.role_names, subject.seed)]
 
 
 def measure_preferences(
@@ -230,7 +195,7 @@ def measure_layer(
     n_roles: int,
     shown: int,
     seed: int,
-    tokens: Int[np.ndarray, " m"] | None = None,
+    tokens: Int[np.ndarray, " m"],
 ) -> LayerPreference:
     """Measure what the choices of one layer tell about roles.
 
@@ -240,19 +205,15 @@ def measure_layer(
         n_roles: how many roles there are.
         shown: how many experts to name, those that reveal most.
         seed: of the shuffles.
-        tokens: those that are counted; None for all.
+        tokens: those that are counted.
     """
-    counted = slice(None) if tokens is None else tokens
-    roles = roles[counted]
-    rng = np.random.default_rng(seed)
-    experts = chosen.indices[counted].reshape(len(roles), -1).astype(np.int64)
+    roles, indices = roles[tokens], chosen.indices[tokens].reshape(len(tokens), -1)
     # Number only the experts that were chosen, to keep the table small.
-    known, experts = np.unique(experts, return_inverse=True)
-    experts = experts.reshape(len(roles), -1)
+    known, experts = np.unique(indices, return_inverse=True)
+    experts = experts.reshape(indices.shape)
     counts = distributions.count_joint(experts, roles)
     counts = np.pad(counts, ((0, 0), (0, n_roles - counts.shape[1])))
-    information = distributions.mutual_information(counts)
-    shuffled = distributions.permutation_null(experts, roles, rng, ROUNDS)
+    shuffled = distributions.permutation_null(experts, roles, np.random.default_rng(seed), ROUNDS)
     load, shares = distributions.compute_shares(counts.sum(1)), distributions.compute_shares(counts)
     overall = distributions.compute_shares(counts.sum(0))
     ratio = np.divide(shares, overall, out=np.ones_like(shares), where=shares > 0)
@@ -261,7 +222,7 @@ def measure_layer(
     return LayerPreference(
         layer=chosen.layer,
         kind=chosen.kind,
-        information=information,
+        information=distributions.mutual_information(counts),
         corrected=distributions.miller_madow(counts),
         shuffled=float(shuffled.mean()),
         experts=known[first].astype(np.int64),

@@ -12,7 +12,7 @@ import torch
 
 from analysis import links, matrices, recall
 from analysis.base import Subject
-from analysis.experts.held_answers import measure_held_answers
+from analysis.experts.storage import measure_held_answers
 from analysis.figures.picture import find_expected
 from analysis.links import IN_PLACE, Offsets, find_links, find_offsets, find_pairs, has_pairs
 from analysis.matrices import heads

@@ -12,7 +12,7 @@ import torch
 
 from analysis.base import NotApplicableError, Subject
 from analysis.experts import describe, measure
-from analysis.experts.choices import ExpertChoices, find_expert_layers, record_choices
+from analysis.experts.load import ExpertChoices, find_expert_layers, record_choices
 from analysis.experts.load import Ranked, measure_load
 from analysis.experts.load_by_rank import LoadByRank, assign_faces
 from analysis.experts.load_comparison import LoadComparison, compare_loads

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts.choices import ExpertChoices
+from analysis.experts.load import ExpertChoices
 from analysis.experts.roles import (
     RolePreferences,
     describe,

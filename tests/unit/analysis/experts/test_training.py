@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts.choices import ExpertChoices, find_expert_layers
+from analysis.experts.load import ExpertChoices, find_expert_layers
 from analysis.experts.training import (
     Course,
     describe,
