@@ -490,24 +490,17 @@ class LoadByRank(Finding):
 
     def figure(self) -> go.Figure:
         """Draw load by rank on logarithmic axes, over the band of random choice."""
-        bands = {}
+        bands, shown = {}, {"by choices": [], "by |w|": []}
         for one in self.layers:
-            band, size = np.maximum(one.band, LEAST), (one.n_experts, one.n_heads, one.k)
-            ranks = choose_ranks(one.n_experts)
+            ranks, band = choose_ranks(one.n_experts), np.maximum(one.band, LEAST)
+            size = one.n_experts, one.n_heads, one.k
             bands[size] = Line("random choice", ranks, band.mean(1), band, shape="band", look=-1)
-        by_choices, by_weight = (
-            draw_layers(
-                [
-                    (one.layer, choose_ranks(one.n_experts), np.where(load < LEAST, np.nan, load))
-                    for one, load in zip(self.layers, loads, strict=True)
-                ]
-            )
-            for loads in zip(*((one.by_rank, one.weighted_by_rank) for one in self.layers))
-        )
+            for name, load in zip(shown, (one.by_rank, one.weighted_by_rank), strict=True):
+                shown[name].append((one.layer, ranks, np.where(load < LEAST, np.nan, load)))
         y = Axis("load, × mean", scale="log")
         panels = [
-            Curves([*bands.values(), *by_choices], y, "by choices", height=190),
-            Curves(by_weight, y, "by |w|", height=190),
+            Curves([*bands.values(), *draw_layers(layers)], y, name, height=190)
+            for name, layers in shown.items()
         ]
         return curves(panels, Axis("rank of the expert by load", "count", scale="log"))
 
