@@ -178,6 +178,8 @@ def _join(series: Sequence[Dots], lines: np.ndarray) -> go.Scatter:
 
 def _add_remarks(fig: go.Figure, panel: Pairs, remarks: Sequence[str]) -> None:
     """Write a remark beside the dots of each line, to the side where there is more room."""
+    if not remarks:
+        return
     ends = [np.asarray(d.values, np.float64) if d.ends is None else d.ends.T for d in panel.dots]
     values = np.vstack(ends)
     every = panel.axis.settings(values.ravel().tolist()).get("range")
