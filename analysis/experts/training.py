@@ -113,7 +113,8 @@ class Course(Finding):
         rows = []
         for i in thin(range(len(self.layers)), TABLED):
             effective, unsettled = self.effective[i], self.saturation[i] < SETTLED
-            lowest = int(effective.argmin())
+            lowest, peak = int(effective.argmin()), 1 + int(self.standing[i, 1:].argmax())
+            first, most, last = (percent(self.standing[i, at]) for at in (0, peak, -1))
             settled = int(np.flatnonzero(unsettled).max(initial=-1)) + 1
             rows.append(
                 (
@@ -121,7 +122,7 @@ class Course(Finding):
                     f"{format_count(effective[0])} → {format_count(effective[-1])} "
                     f"({format_count(self.effective_uniform[i])})",
                     f"{format_count(effective[lowest])} at step {self.steps[lowest]:,}",
-                    f"{percent(self.standing[i, 0])} → {percent(self.standing[i, -1])}",
+                    f"{first} → {most} at step {self.steps[peak]:,} → {last}",
                     f"from step {self.steps[settled]:,}",
                 )
             )

@@ -11,25 +11,28 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts import load_map
-from analysis.experts.co_activation import measure_co_activation
-from analysis.experts.key_map import describe, measure
-from analysis.experts.layer_pairs import measure_pairs
-from analysis.experts.load_map import LoadMap, map_load
-from analysis.experts.pairs import (
-    PairedChoices,
+from analysis.experts import key_map
+from analysis.experts.key_map import (
+    LoadMap,
     collect_choices,
     count_pairs,
+    draw_tokens,
     exchange_ids,
     find_coalition,
+    map_load,
+    measure,
+    measure_co_activation,
+    measure_pairs,
     shuffle_choices,
 )
+from analysis.experts.load import ExpertChoices
 from analysis.plain import to_plain
 from lab.layers.retrieval import RetrievedExperts
 from lab.models import build
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, n_pairs=4, vocab_size=32)
+SILENT = "No layer is seen to choose experts together beyond chance"
 
 
 def rng() -> np.random.Generator:
@@ -47,13 +50,15 @@ def of(
     shape: tuple[int, int] = (4, 8),
     layer: int = 0,
     ids: np.ndarray | None = None,
-) -> PairedChoices:
+) -> ExpertChoices:
     """Return choices, each of a token of its own unless ids tell."""
     own = np.arange(len(experts)) if ids is None else ids
-    return PairedChoices(layer, "CDMoE", shape, zero_keys=False, experts=experts, ids=own)
+    blank = np.zeros((len(experts), 1))
+    parts = experts[:, None], experts[:, None] * 0.0, blank, blank > 0
+    return ExpertChoices(layer, "CDMoE", math.prod(shape), *parts, own, shape)
 
 
-def of_ids(seed: int, slots: int, n_ids: int = 200, tokens: int = 4000) -> PairedChoices:
+def of_ids(seed: int, slots: int, n_ids: int = 200, tokens: int = 4000) -> ExpertChoices:
     """Return choices that follow from the id alone, with row and column drawn apart for each."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(n_ids, size=tokens)
@@ -99,14 +104,15 @@ def test_row_and_column_that_are_drawn_apart_share_nothing(shape):
     assert found.information <= found.null
     # Miller and Madow take the bias, (rows − 1)(columns − 1) / 2N, off: what is left is noise.
     assert abs(found.corrected) < found.information
-    assert "no better than by chance with 3,000 token ids" in describe(found).says
+    assert "no better than by chance" in found.says
+    assert ("choices compared", "6,000 of 3,000 token ids") in found.numbers().rows
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_few_token_ids_are_not_said_to_tie_row_and_column(slots):
     """Their rows and columns are independent: the claim may be made of 1 in 40, here of 2 in 20."""
     found = [map_load(of_ids(seed, slots, tokens=1000), rng()) for seed in range(20)]
-    told = ["no better than by chance" not in describe(each).says for each in found]
+    told = ["no better than by chance" not in each.says for each in found]
     assert all(each.information > 0.05 and each.ids <= 200 for each in found)
     assert sum(told) <= 2
 
@@ -122,7 +128,7 @@ def test_ids_change_places_whole():
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 8)])
 def test_the_cells_of_a_map_are_squares(shape):
-    layout = map_load(of(rng().integers(16, size=(50, 4)), shape), rng()).draw().layout
+    layout = map_load(of(rng().integers(16, size=(50, 4)), shape), rng()).figure().layout
     wide = layout.width - 60 - 14
     high = layout.height - layout.margin.t - layout.margin.b
     across, down = np.ptp(layout.xaxis2.domain), np.ptp(layout.yaxis2.domain)
@@ -136,7 +142,7 @@ def test_a_row_that_decides_the_column_tells_all_of_it():
     assert found.information == pytest.approx(math.log(4))
     assert found.most == pytest.approx(math.log(4))
     assert found.null < 0.1
-    assert "the row key predicts the column key, I(row; column) = 1.386" in describe(found).says
+    assert "the row key predicts the column key beyond chance: I(row; column) = 1.386" in found.says
 
 
 def test_relabelled_keys_permute_the_map_and_leave_the_numbers():
@@ -153,9 +159,8 @@ def test_zero_keys_make_the_map_a_set_of_points():
     result = measure(subject(options={"E.key_init": "zeros", "E.n_experts": 24, "E.k": 3}))[1]
     assert isinstance(result, LoadMap)
     assert (result.constant, result.zero_keys) == (True, True)
-    assert describe(result).says.startswith(
-        f"The map is a set of {result.used} points: all keys are zero"
-    )
+    assert result.says == f"Each of 64 tokens chooses the same {result.used} of 24 experts."
+    assert result.numbers().rows[-1][1] == "yes"
     others = measure(subject(options={"E.n_experts": 24}))[1]
     assert isinstance(others, LoadMap)
     assert (others.constant, others.zero_keys) == (False, False)
@@ -166,15 +171,15 @@ def test_a_dead_expert_is_an_empty_cell_and_no_other():
     experts[experts >= 13] += 1
     found = map_load(of(experts), rng())
     assert found.used == 31
-    cells = cells_of(found.draw())
+    cells = cells_of(found.figure())
     assert np.argwhere(np.isnan(cells)).tolist() == [[13 // 8, 13 % 8]]
-    assert describe(found).says.startswith("31 of 32 experts are chosen at all")
+    assert found.says.startswith("31 of 32 experts are chosen at all")
 
 
 @pytest.mark.parametrize(("shape", "pool"), [((4, 6), 2), ((5, 7), 3), ((4, 4), 1)])
 def test_cells_of_a_large_map_are_means_of_blocks(shape, pool):
     load = rng().random(shape)
-    found = load_map.average_blocks(load, pool)
+    found = key_map.average_blocks(load, pool)
     assert found.shape == (-(-shape[0] // pool), -(-shape[1] // pool))
     for i, j in np.ndindex(found.shape):
         block = load[i * pool : (i + 1) * pool, j * pool : (j + 1) * pool]
@@ -182,10 +187,10 @@ def test_cells_of_a_large_map_are_means_of_blocks(shape, pool):
 
 
 def test_a_large_map_is_pooled(monkeypatch):
-    monkeypatch.setattr(load_map, "SIDE", 4)
+    monkeypatch.setattr(key_map, "SIDE", 4)
     found = map_load(of(rng().integers(32, size=(200, 4))), rng())
-    assert cells_of(found.draw()).shape == (2, 4)
-    assert "means of 2 × 2" in describe(found).title
+    assert cells_of(found.figure()).shape == (2, 4)
+    assert "means of 2 × 2" in found.title
 
 
 @pytest.mark.parametrize(("tokens", "n_experts"), [(200, 12), (7, 1000)])  # in a table, sorted
@@ -219,7 +224,7 @@ def test_a_million_experts_need_no_table_of_pairs():
 
 def test_shuffling_keeps_loads_and_breaks_rows():
     chosen = random_choices(300, 4, 32)
-    found = shuffle_choices(of(chosen), rng())
+    found = shuffle_choices(chosen, np.arange(300), rng())
     # With an id for every token it is a permutation.
     np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(chosen, axis=0))
     assert (found != chosen).any(axis=0).all()
@@ -232,8 +237,7 @@ def test_few_token_ids_are_not_said_to_bind_experts():
         draws = np.random.default_rng(seed)
         experts, ids = draws.integers(144, size=(100, 4)), draws.integers(100, size=1000)
         found = [of(experts[ids], (12, 12), layer, ids) for layer in range(2)]
-        says = describe(measure_co_activation(found, draws)).says
-        told += not says.startswith("No pair of experts is seen to act together")
+        told += not measure_co_activation(found, draws).says.startswith(SILENT)
     assert told <= 2
 
 
@@ -246,8 +250,7 @@ def test_independent_experts_have_no_pmi_beyond_the_shuffles():
     # Counts of about 45 a pair: their noise adds 1/90 to the mean over co-occurrences.
     assert found.null.mean() == pytest.approx(math.log(both / alone**2), abs=0.03)
     assert found.mean_pmi == pytest.approx(found.null.mean(), abs=0.005)
-    words = describe(measure_co_activation([of(chosen)], rng()))
-    assert words.says.startswith("No pair of experts is seen to act together in layer 0")
+    assert measure_co_activation([of(chosen)], rng()).says.startswith(SILENT)
 
 
 def test_a_planted_pair_is_found_and_named():
@@ -259,10 +262,10 @@ def test_a_planted_pair_is_found_and_named():
     assert found.top[0].both == partners.sum()
     assert found.top[0].pmi == pytest.approx(math.log(4000 / partners.sum()))
     assert found.coalition.tolist() == [30, 31]
-    assert found.excess > measure_co_activation([of(chosen)], rng()).chance
-    words = describe(measure_co_activation([of(chosen)], rng()))
-    assert words.says.startswith("Experts are chosen together in layer 0")
-    assert f"(3, 6) and (3, 7) {partners.sum()} times" in words.reading
+    together = measure_co_activation([of(chosen)], rng())
+    assert found.excess > together.chance
+    assert together.says.startswith("Experts are chosen together beyond chance, most in layer 0")
+    assert f"(3, 6) and (3, 7), {partners.sum()} (" in together.numbers().rows[0][-1]
 
 
 def test_tokens_that_all_choose_alike_tell_nothing_of_each_other():
@@ -270,9 +273,7 @@ def test_tokens_that_all_choose_alike_tell_nothing_of_each_other():
     found = measure_pairs(of(chosen), rng())
     assert found.mean_pmi == 0
     assert found.coalition.tolist() == [1, 5, 9, 13]
-    assert describe(measure_co_activation([of(chosen)], rng())).says.startswith(
-        "No pair of experts is seen to act together"
-    )
+    assert measure_co_activation([of(chosen)], rng()).says.startswith(SILENT)
 
 
 def test_a_coalition_is_a_connected_set_of_overlapping_experts():
@@ -307,15 +308,14 @@ def test_shares_of_common_keys_and_heights_count_co_occurrences():
 
 def test_one_choice_a_token_has_no_pairs():
     found = measure_co_activation([of(rng().integers(32, size=(50, 1)))], rng())
-    assert describe(found).says == "No token chooses two different experts: there are no pairs."
-    assert found.draw() is None
+    assert found.says == "No token chooses two different experts: there are no pairs."
+    assert found.figure() is None
 
 
 def test_few_tokens_are_drawn_where_there_are_many():
     found = of(np.arange(100)[:, None] % 32)
-    assert found.sample(1000, rng()).experts.shape == (100, 1)
-    assert found.sample(7, rng()).experts.shape == (7, 1)
-    assert found.sample(0, rng()).experts.shape == (1, 1)
+    for most, drawn in ((1000, 100), (7, 7), (0, 1)):
+        assert [part.shape for part in draw_tokens(found, most, rng())] == [(drawn, 1), (drawn,)]
     assert measure_pairs(of(random_choices(500, 4, 32)), rng(), budget=60).tokens == 10
 
 
@@ -323,10 +323,7 @@ def test_every_figure_and_number_of_a_model():
     results = measure(subject(options={"P.n_experts": 32, "E.n_experts": 24, "E.k": 3}))
     assert len(results) == 3
     for result in results:
-        words, fig = describe(result), result.draw()
-        assert fig is not None
-        assert words.says
-        assert words.says in words.alt
+        assert result.figure() is not None
         assert to_plain(result)
     assert "counts" not in to_plain(results[0])
 
@@ -346,4 +343,4 @@ def test_a_hook_in_place_acts():
         module.column_keys.zero_()
     layer = collect_choices(found.model, found.batch)[1]
     assert layer.zero_keys
-    assert (layer.experts == layer.experts[0]).all()
+    assert (layer.indices == layer.indices[0]).all()

@@ -11,12 +11,20 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.experts import describe, measure
-from analysis.experts.load import ExpertChoices, find_expert_layers, record_choices
-from analysis.experts.load import Ranked, measure_load
-from analysis.experts.load_by_rank import LoadByRank, assign_faces
-from analysis.experts.load_comparison import LoadComparison, compare_loads
-from analysis.experts.spread import Spread, bound_standing
+from analysis.experts.load import (
+    ExpertChoices,
+    LoadByRank,
+    LoadComparison,
+    Spread,
+    bound_standing,
+    choose_ranks,
+    compare_loads,
+    draw_layers,
+    find_expert_layers,
+    measure,
+    measure_load,
+    record_choices,
+)
 from analysis.plain import to_plain
 from lab.layers.printed.cdmoe import FloorSquareCDMoE
 from lab.layers.retrieval import RetrievedExperts
@@ -50,6 +58,7 @@ def random_choices(tokens: int, heads: int, k: int, n_experts: int, seed: int = 
         weights=rng.normal(size=(tokens, heads, k)),
         margins=np.ones((tokens, heads)),
         tied=np.zeros((tokens, heads), dtype=bool),
+        ids=np.arange(tokens),
     )
 
 
@@ -91,9 +100,8 @@ def test_with_all_experts_chosen_there_is_no_next_one():
     (chosen,) = record_choices(model("AR", **{"R.n_experts": 2, "R.k": 2}), BATCH)
     assert np.isnan(chosen.margins).all()
     assert not chosen.tied.any()
-    words = [describe(result) for result in measure(subject("AR", **{"R.n_experts": 2}))]
-    assert "leads the next one" not in words[1].says
-    assert "nan" not in "".join(f"{w.says}{w.alt}" for w in words)
+    _, comparison = measure(subject("AR", **{"R.n_experts": 2}))
+    assert comparison.numbers().rows == (("0", "0.0 %", "–"),)
 
 
 def test_a_model_without_experts_says_so():
@@ -133,8 +141,8 @@ def test_load_is_the_loop_over_choices():
         assert spread.effective == pytest.approx(math.exp(-sum(x * math.log(x) for x in p if x)))
         assert spread.top == pytest.approx(sum(sorted(p)[-12:]))
     ranked = sorted(counts, reverse=True)
-    expected = [ranked[rank - 1] / (600 / 20) for rank in found.ranked.ranks]
-    np.testing.assert_allclose(found.ranked.choices, expected)
+    expected = [ranked[rank - 1] / (600 / 20) for rank in choose_ranks(20)]
+    np.testing.assert_allclose(found.by_rank, expected)
 
 
 @pytest.mark.parametrize(("heads", "k", "n_experts"), [(4, 8, 64), (1, 2, 4), (2, 1, 300)])
@@ -151,8 +159,8 @@ def test_uniform_choice_is_its_own_null(heads, k, n_experts):
     if heads > 1:
         assert found.twice == pytest.approx(found.twice_uniform, abs=error)
         assert found.overlap == pytest.approx(found.overlap_uniform, abs=error)
-    ranked = found.ranked
-    inside = (ranked.low - 1e-9 <= ranked.choices) & (ranked.choices <= ranked.high + 1e-9)
+    low, high = found.band.T
+    inside = (low - 1e-9 <= found.by_rank) & (found.by_rank <= high + 1e-9)
     # Pointwise 95 % bands from 40 draws; ranks go up and down together.
     assert inside.mean() > 0.6
     assert not found.collapsed
@@ -171,9 +179,7 @@ def test_standing_experts_of_random_choice_are_its_null(heads, k, n_experts, tok
     error = 4 * shares.std() / math.sqrt(60) + 1e-3
     assert shares.mean() == pytest.approx(found[0].standing_uniform, abs=error)
     assert not any(one.stands_out or one.collapsed for one in found)
-    says = describe(compare_loads(found[:2])).says
-    assert "random choice: none" not in says
-    assert "hold no more than chance can give" in says
+    assert "no more than chance can give" in compare_loads(found[:2]).says
 
 
 def test_a_null_of_standing_experts_is_a_binomial_tail():
@@ -202,7 +208,7 @@ def test_numbers_of_experts_do_not_matter():
         if isinstance(value, Spread):
             for part, number in vars(value).items():
                 assert vars(getattr(moved, name))[part] == pytest.approx(number)
-        elif not isinstance(value, Ranked):
+        else:
             assert getattr(moved, name) == pytest.approx(value)
 
 
@@ -213,9 +219,9 @@ def test_a_planted_dead_expert_is_found():
     found = measure_load(replace(chosen, indices=alive.astype(np.int32)), seed=0)
     assert found.choices.used == 15 / 16
     assert found.uniform.used == pytest.approx(1)
-    assert found.ranked.choices[-1] == 0
-    line: Any = next(LoadByRank((found,)).draw().select_traces({"name": "layer 0"}))
-    assert max(line.x) == 15
+    assert found.by_rank[-1] == 0
+    line: Any = next(LoadByRank((found,)).figure().select_traces({"name": "layer 0"}))
+    assert max(line.x[~np.isnan(line.y)]) == 15
 
 
 def test_experts_that_no_key_reaches_are_never_used():
@@ -236,10 +242,9 @@ def test_zero_keys_are_a_tie_and_a_collapse():
         assert one.collapsed
         assert (one.tied, one.margin, one.overlap, one.standing) == (1, 0, 1, 3)
         assert one.choices.effective == pytest.approx(3)
-    says = describe(loads).says
-    assert "Collapsed: in layers 0, 1" in says
-    assert "100.0 %" in says
-    assert "a tie decides 100.0 % of layer 0's choices" in describe(comparison).says
+    assert loads.says.startswith("Collapsed: in layers 0, 1")
+    assert "100.0 % of layer 0's" in loads.says
+    assert comparison.numbers().rows == (("0", "100.0 %", "0"), ("1", "100.0 %", "0"))
 
 
 @pytest.mark.parametrize("stack", ["AE*2", "AP", "AR", "AX"])
@@ -250,10 +255,8 @@ def test_an_untrained_layer_is_not_called_collapsed(stack):
         assert not one.collapsed
         assert one.tied < 0.01
         assert one.margin > 0
-    assert "ollapsed" not in describe(loads).says
-    # Four experts, of which a token gets two: chance alone makes some of them stand out.
-    if stack != "AR":
-        assert "o layer has standing experts" in describe(comparison).says
+    assert "ollapsed" not in loads.says
+    assert "no more than chance can give" in comparison.says
 
 
 def test_a_planted_coalition_is_found():
@@ -268,7 +271,7 @@ def test_a_planted_coalition_is_found():
     chosen.indices[faithful, 1] = [57, 58, 59]
     assert measure_load(chosen, seed=0).collapsed
     both = tuple(replace(measure_load(chosen, seed=0), layer=layer) for layer in (0, 4))
-    assert "Collapsed: in layers 0, 4" in describe(LoadByRank(both)).says
+    assert LoadByRank(both).says.startswith("Collapsed: in layers 0, 4")
 
 
 def test_weights_that_are_all_zero_have_no_spread():
@@ -276,27 +279,22 @@ def test_weights_that_are_all_zero_have_no_spread():
     found = measure_load(replace(chosen, weights=np.zeros_like(chosen.weights)), seed=0)
     assert math.isnan(found.weighted.effective)
     assert not math.isnan(found.choices.effective)
-    assert "nan" not in describe(LoadByRank((found,))).says
-    assert LoadByRank((found,)).draw().to_dict()["data"]
+    assert LoadByRank((found,)).figure().to_dict()["data"]
 
 
 @pytest.mark.parametrize("stack", ["AE", "AR", "AE AP AM AX", "NX*9"])
 def test_every_result_is_json_words_and_a_figure(stack):
     for result in measure(subject(stack)):
         json.dumps(to_plain(result), allow_nan=False)
-        assert "ranked" not in str(to_plain(result))
-        words = describe(result)
-        assert "nan" not in f"{words.says}{words.alt}"
-        fig = result.draw()
-        assert fig is not None
-        assert len((fig.to_json() or "").encode()) < 200_000
+        assert "by_rank" not in str(to_plain(result))
+        assert "nan" not in result.says
+        assert len((result.figure().to_json() or "").encode()) < 200_000
 
 
-def test_of_many_layers_four_stand_out():
-    looks = assign_faces([1, *range(3, 12)])
-    assert [layer for layer, face in looks.items() if face.symbol] == [1, 5, 8, 11]
-    assert len({face.color for face in looks.values()}) == 5
-    assert all(face.symbol for face in assign_faces([2, 7]).values())
+def test_of_many_layers_four_have_a_name():
+    lines = draw_layers([(layer, np.ones(1), np.ones(1)) for layer in (1, *range(3, 12))])
+    assert [line.name for line in lines if line.name] == [f"layer {i}" for i in (1, 5, 8, 11)]
+    assert {line.look for line in lines} == {-1, 0, 1, 2, 3}
 
 
 def test_hooks_act_on_what_is_measured():

@@ -9,8 +9,6 @@ import torch
 from analysis.base import NotApplicableError, Subject
 from analysis.experts.load import ExpertChoices, find_expert_layers
 from analysis.experts.training import (
-    Course,
-    describe,
     measure,
     measure_membership,
     measure_saturation,
@@ -55,9 +53,10 @@ def test_zero_keys_are_a_collapse_at_step_0_and_keys_end_it(tmp_path):
     assert course.saturation[0, 1:].tolist() == [1, 1]
     assert course.saturation[0, 0] < 0.5
     assert course.saturation_uniform.tolist() == [3 / 42]
-    says = describe(course).says
-    assert says.startswith("At step 0 nearly every token chooses the same experts in every layer.")
-    assert "from step 10 on at least half" in says
+    assert "effective experts at step 0 and" in course.says
+    row = course.numbers().rows[0]
+    assert row[3].startswith("100.0 % → ")
+    assert row[4] == "from step 10"
 
 
 def test_random_weights_are_as_alike_as_random_choices(tmp_path):
@@ -70,65 +69,12 @@ def test_random_weights_are_as_alike_as_random_choices(tmp_path):
     # Few rows of a few tokens: far from 1, near 3/42 = 0.07.
     assert (course.saturation[:, 0] < 0.25).all()
     assert (course.standing == 0).all()
-    words = describe(course)
-    assert "same experts" not in words.says
+    assert "coalition" not in course.says
     json.dumps(to_plain(course), allow_nan=False)
-    levels = [trace for trace in course.draw().to_dict()["data"] if trace["name"] == "layer 1"]
+    levels = [trace for trace in course.figure().to_dict()["data"] if trace["name"] == "layer 1"]
     assert len(levels) == 5
     assert (course.membership[:, -1] == 1).all()
     assert (course.membership[:, 0] < 0.5).all()
-
-
-def planted(standing: list[float], uniform: float = 0.0, chance: float = 0.0) -> Course:
-    """Return the course of two layers, the first of which has these standing experts."""
-    effective = np.array([[3.0, 40.0, 5.0, 30.0], [3.0, 40.0, 39.0, 41.0]])
-    return Course(
-        steps=np.array([0, 10, 20, 30]),
-        tokens=100,
-        layers=np.array([2, 5]),
-        n_experts=np.array([42, 42]),
-        effective=effective,
-        used=effective / 42,
-        standing=np.array([standing, [1.0, 0.0, 0.0, 0.0]]),
-        membership=np.array([[0.0, 0.1, 0.4, 1.0], [0.0, 0.1, 0.2, 1.0]]),
-        standing_uniform=np.full(2, uniform),
-        standing_chance=np.full(2, chance),
-        membership_uniform=np.full(2, 0.04),
-        saturation=np.array([[0.1, 0.2, 0.3, 1.0], [0.1, 0.6, 0.7, 1.0]]),
-        effective_uniform=np.array([41.5, 41.5]),
-        used_uniform=np.ones(2),
-        saturation_uniform=np.full(2, 3 / 42),
-    )
-
-
-def test_a_coalition_that_comes_and_goes_is_named():
-    says = describe(planted([1.0, 0.0, 0.75, 0.025])).says
-    assert "Layer 2 has 3 effective experts at step 0, 5 at step 20 and 30 at step 30" in says
-    assert "a coalition of standing experts forms by step 20, holds most, 75.0 %" in says
-    assert "(random choice: 0.0 %), at step 20, and is gone by step 30" in says
-    assert "of step 20 and of the last overlap by 40.0 % (chance: 4.0 %)" in says
-    assert "at step 20 only 30.0 % of its last choices are in place" in says
-
-
-@pytest.mark.parametrize(
-    ("standing", "says"),
-    [
-        ([1.0, 0.2, 0.5, 0.3], "is there from step 0, holds most, 50.0 %"),
-        ([1.0, 0.0, 0.5, 0.3], "at step 20, and holds 30.0 % at the end"),
-        ([1.0, 0.0, 0.2, 0.3], "forms by step 20 and holds 30.0 % at the end"),
-    ],
-)
-def test_a_coalition_that_stays_is_named(standing, says):
-    assert says in describe(planted(standing)).says
-
-
-@pytest.mark.parametrize(
-    ("standing", "uniform"), [([0.0, 0.0, 0.05, 0.0], 0.0), ([1.0, 1.0, 1.0, 1.0], 0.996)]
-)
-def test_standing_experts_that_are_few_or_by_chance_are_no_coalition(standing, uniform):
-    says = describe(planted(standing, uniform, chance=float(uniform > 0))).says
-    assert "coalition" not in says
-    assert ("nearly every token" in says) == (not uniform)
 
 
 def test_membership_is_of_the_most_loaded():
@@ -136,7 +82,8 @@ def test_membership_is_of_the_most_loaded():
         indices = np.full((20, 1, 2), first, np.int32) + np.arange(2, dtype=np.int32)
         indices[0] = [8, 9]
         ones = np.ones((20, 1, 2))
-        return ExpertChoices(0, "CDMoE", 10, indices, ones, ones[..., 0], ones[..., 0] < 0)
+        parts = indices, ones, ones[..., 0], ones[..., 0] < 0
+        return ExpertChoices(0, "CDMoE", 10, *parts, np.arange(20))
 
     assert measure_membership(leading(1), leading(1)) == 1
     assert measure_membership(leading(1), leading(2)) == pytest.approx(1 / 3)
@@ -149,7 +96,8 @@ def test_saturation_is_the_loop():
     def pick() -> ExpertChoices:
         indices = rng.random((20, 2, 9)).argsort(-1)[..., :4].astype(np.int32)
         ones = np.ones((20, 2, 4))
-        return ExpertChoices(0, "CDMoE", 9, indices, ones, ones[..., 0], ones[..., 0] < 0)
+        parts = indices, ones, ones[..., 0], ones[..., 0] < 0
+        return ExpertChoices(0, "CDMoE", 9, *parts, np.arange(20))
 
     now, last = pick(), pick()
     shares = [
