@@ -24,11 +24,7 @@ import polars as pl
 import torch
 
 import lab
-from analysis import experts
-from analysis.experts import key_map as expert_map
-from analysis.experts import knockout as expert_knockout
-from analysis.experts import roles as expert_roles
-from analysis.experts import training as expert_training
+from analysis.experts import key_map, knockout, load, roles, training
 from analysis.interventions import knock_out_experts, transplant_experts
 from analysis.scoring import scored
 from tasks import TASKS
@@ -78,16 +74,16 @@ for position in range(4):
 # Load by rank, beside what uniform random choice would do on as many tokens.
 
 # %%
-loads, comparison = experts.measure(subject)
-print(experts.describe(loads).says)
-experts.draw(loads)
+loads, comparison = load.measure(subject)
+print(loads.says)
+loads.figure()
 
 # %% [markdown]
 # And a few shares of every layer, each beside that of random choice.
 
 # %%
-print(experts.describe(comparison).says)
-experts.draw(comparison)
+print(comparison.says)
+comparison.figure()
 
 # %% [markdown]
 # ## The map
@@ -96,20 +92,20 @@ experts.draw(comparison)
 # Were the two halves chosen independently, the map would be the product of its margins.
 
 # %%
-*maps, together = expert_map.measure(subject)
-print(expert_map.describe(maps[0]).says)
-expert_map.draw(maps[0])
+*maps, together = key_map.measure(subject)
+print(maps[0].says)
+maps[0].figure()
 
 # %%
-print(expert_map.describe(maps[1]).says)
-expert_map.draw(maps[1])
+print(maps[1].says)
+maps[1].figure()
 
 # %% [markdown]
 # Which experts does one token choose together? Mean PMI over all pairs, with the choices shuffled
 # over tokens, and before training, beside it.
 
 # %%
-print(expert_map.describe(together).says)
+print(together.says)
 
 # %% [markdown]
 # ## Whom they serve
@@ -118,9 +114,9 @@ print(expert_map.describe(together).says)
 # bar at the top.
 
 # %%
-(preferences,) = expert_roles.measure(subject)
-print(expert_roles.describe(preferences).says)
-expert_roles.draw(preferences)
+(preferences,) = roles.measure(subject)
+print(preferences.says)
+preferences.figure()
 
 # %% [markdown]
 # ## Since when
@@ -129,14 +125,14 @@ expert_roles.draw(preferences)
 # where all scores tie and every token takes the same experts.
 
 # %%
-(course,) = expert_training.measure(subject)
-print(expert_training.describe(course).says)
-expert_training.draw(course)
+(course,) = training.measure(subject)
+print(course.says)
+course.figure()
 
 # %%
-(zero_course,) = expert_training.measure(zeros.subject)
-print(expert_training.describe(zero_course).says)
-expert_training.draw(zero_course)
+(zero_course,) = training.measure(zeros.subject)
+print(zero_course.says)
+zero_course.figure()
 
 # %% [markdown]
 # ## Which are needed
@@ -145,27 +141,27 @@ expert_training.draw(zero_course)
 # beside twins that are chosen about as often, and then all of them.
 
 # %%
-first, second, roles, held = expert_knockout.measure(subject)
-print(expert_knockout.describe(first).says)
-expert_knockout.draw(first)
+first, second, by_role, held = knockout.measure(subject)
+print(first.says)
+first.figure()
 
 # %%
-print(expert_knockout.describe(second).says)
-expert_knockout.draw(second)
+print(second.says)
+second.figure()
 
 # %% [markdown]
 # And at whose tokens? Experts are deleted where tokens of one role use them, and kept elsewhere.
 
 # %%
-print(expert_knockout.describe(roles).says)
-expert_knockout.draw(roles)
+print(by_role.says)
+by_role.figure()
 
 # %% [markdown]
 # Does any one expert hold an answer, as it would on a task of memorised facts?
 
 # %%
-print(expert_knockout.describe(held).says)
-expert_knockout.draw(held)
+print(held.says)
+held.figure()
 
 # %% [markdown]
 # By hand: `knock_out_experts` silences experts for the length of a `with` block. Here the eight
@@ -196,16 +192,16 @@ pl.DataFrame(knocked)
 # ## All of it at a glance
 
 # %%
-for load, tried, row in zip(loads.layers, (first, second), knocked, strict=True):
+for used, tried, row in zip(loads.layers, (first, second), knocked, strict=True):
     print(
-        f"layer {load.layer}: {load.choices.used:.0%} of {load.n_experts} experts chosen, as "
-        f"evenly as {load.choices.effective:.0f} equal ones (random {load.uniform.effective:.0f}); "
+        f"layer {used.layer}: {used.choices.used:.0%} of {used.n_experts} experts chosen, as "
+        f"evenly as {used.choices.effective:.0f} equal ones (random {used.uniform.effective:.0f}); "
         f"without all of them the loss changes by {tried.everything.loss:+.3f} nats, the accuracy "
         f"from {whole:.1%} to {row['without all 64']:.1%}, without the 8 most chosen to "
         f"{row['without 8 most chosen']:.1%}, without 8 in the middle to "
         f"{row['without 8 in the middle']:.1%}"
     )
-print(expert_knockout.describe(roles).says)
+print(by_role.says)
 for i, layer in enumerate(zero_course.layers):
     effective = zero_course.effective[i]
     print(

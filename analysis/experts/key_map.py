@@ -286,7 +286,7 @@ def find_pool(shape: tuple[int, ...]) -> int:
 def average_blocks(
     load: Float[np.ndarray, "rows columns"], pool: int
 ) -> Float[np.ndarray, "high wide"]:
-    """Return the mean of each pool × pool block; blocks at the far edges may be smaller."""
+    """Return the mean of each pool × pool block, smaller at the far edges."""
     sums, sizes = load, np.ones_like(load)
     for axis in (0, 1):
         starts = np.arange(0, load.shape[axis], pool)
@@ -302,30 +302,17 @@ class ExpertPairs:
         first: the lower expert of each pair.
         second: the higher one.
         both: tokens that choose both, ≥ 1.
-        alone: tokens that choose each of the two.
-        tokens: how many there are.
+        expected: how many would if the two were independent, n_e n_f / n.
+        pmi: pointwise mutual information log(both/expected), nats: 0 for independent experts.
+        overlap: share of the tokens with either expert that choose both, in (0, 1].
     """
 
     first: Int[np.ndarray, " p"]
     second: Int[np.ndarray, " p"]
     both: Int[np.ndarray, " p"]
-    alone: Int[np.ndarray, "p 2"]
-    tokens: int
-
-    @property
-    def expected(self) -> Float[np.ndarray, " p"]:
-        """How many tokens would choose both if the two were independent: n_e n_f / n."""
-        return self.alone.prod(1, dtype=np.float64) / self.tokens
-
-    @property
-    def pmi(self) -> Float[np.ndarray, " p"]:
-        """Pointwise mutual information log(n_ef n / n_e n_f), nats: 0 for independent experts."""
-        return np.log(self.both / self.expected)
-
-    @property
-    def overlap(self) -> Float[np.ndarray, " p"]:
-        """Jaccard index: share of the tokens with either expert that choose both, in (0, 1]."""
-        return self.both / (self.alone.sum(1) - self.both)
+    expected: Float[np.ndarray, " p"]
+    pmi: Float[np.ndarray, " p"]
+    overlap: Float[np.ndarray, " p"]
 
     @property
     def mean_pmi(self) -> float:
@@ -334,10 +321,8 @@ class ExpertPairs:
 
     def compute_aligned_share(self, columns: int) -> float:
         """Return the share of co-occurrences with a row key or a column key in common."""
-        (row, column), (other_row, other_column) = (
-            np.divmod(expert, columns) for expert in (self.first, self.second)
-        )
-        same = (row == other_row) | (column == other_column)
+        first, second = np.divmod(self.first, columns), np.divmod(self.second, columns)
+        same = (first[0] == second[0]) | (first[1] == second[1])
         return float(self.both[same].sum() / max(1, self.both.sum()))
 
     def bin_pmi(self) -> Float[np.ndarray, " bins"]:
@@ -363,13 +348,10 @@ def count_pairs(chosen: Int[np.ndarray, "n s"]) -> ExpertPairs:
     else:
         pairs, both = np.unique(keys, return_counts=True)
     first, second = np.divmod(pairs, len(names))
-    return ExpertPairs(
-        first=names[first],
-        second=names[second],
-        both=both,
-        alone=np.stack([alone[first], alone[second]], axis=1),
-        tokens=len(chosen),
-    )
+    expected = alone[first] * alone[second].astype(np.float64) / len(chosen)
+    overlap = both / (alone[first] + alone[second] - both)
+    ends = names[first], names[second]
+    return ExpertPairs(*ends, both, expected, np.log(both / expected), overlap)
 
 
 def shuffle_choices(
@@ -470,13 +452,9 @@ def measure_pairs(
     budget: int = PAIRS,
     initial: ExpertChoices | None = None,
 ) -> LayerPairs:
-    """Measure which experts of a layer are chosen by the same token.
+    """Measure which experts of a layer are chosen together, now and before training.
 
-    Args:
-        chosen: the layer's choices.
-        rng: draws the tokens that are counted, and shuffles.
-        budget: about how many co-occurrences to count.
-        initial: the layer's choices before training, if known.
+    About `budget` co-occurrences are counted, of a random sample of tokens.
     """
     assert chosen.shape
     columns, most = chosen.shape[1], budget // max(1, math.comb(chosen.indices[0].size, 2))

@@ -264,14 +264,7 @@ def draw_changes(name: str, changes: Sequence[AnswerChange], notes: Sequence[str
 def knock_out_layer(
     site: Site, role_names: Sequence[str], rng: np.random.Generator, n_experts: int = 8
 ) -> LayerKnockout:
-    """Measure a layer without its most loaded experts, their twins, and all of its experts.
-
-    Args:
-        site: the layer and its activations.
-        role_names: the task's.
-        rng: draws twins, and resamples rows.
-        n_experts: how many of the most loaded and of the twins; fewer if fewer are used.
-    """
+    """Measure a layer without the `n_experts` most loaded, as many twins, and all experts."""
     loaded = [int(e) for e in np.argsort(-site.loads, kind="stable") if site.counts[e]]
     loaded = loaded[:n_experts]
     twins = draw_twins(site, loaded, rng)

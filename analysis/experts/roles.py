@@ -161,13 +161,9 @@ def measure(subject: Subject) -> list[RolePreferences]:
 def measure_preferences(
     layers: Sequence[ExpertChoices], roles: Int[np.ndarray, " n"], names: tuple[str, ...], seed: int
 ) -> RolePreferences:
-    """Measure what the choices of all layers tell about roles.
+    """Measure what the choices of all layers tell about the roles of tokens.
 
-    Args:
-        layers: the choices.
-        roles: of the tokens.
-        names: of the roles.
-        seed: of the shuffles and of the sample of tokens, which are the same in all layers.
+    Shuffles and sample of tokens are drawn from the seed, and are the same in all layers.
     """
     shown = min(MOST, max(LEAST, BARS // len(layers)))
     most = max(1, DRAWS // max(chosen.indices[0].size for chosen in layers))
@@ -197,15 +193,9 @@ def measure_layer(
     seed: int,
     tokens: Int[np.ndarray, " m"],
 ) -> LayerPreference:
-    """Measure what the choices of one layer tell about roles.
+    """Measure what the choices of some tokens in one layer tell about their roles.
 
-    Args:
-        chosen: the choices.
-        roles: of the tokens.
-        n_roles: how many roles there are.
-        shown: how many experts to name, those that reveal most.
-        seed: of the shuffles.
-        tokens: those that are counted.
+    The experts that reveal most are kept, `shown` in number.
     """
     roles, indices = roles[tokens], chosen.indices[tokens].reshape(len(tokens), -1)
     # Number only the experts that were chosen, to keep the table small.

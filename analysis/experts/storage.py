@@ -188,12 +188,7 @@ def find_retrieval_layers(model: LanguageModel) -> dict[int, RetrievedExperts]:
 def build_sites(
     model: LanguageModel, batch: Batch, layers: Collection[int] | None = None
 ) -> list[Site]:
-    """Run a model on a batch, and return its layers with product-key experts in order.
-
-    Args:
-        model: a language model.
-        batch: rows of any task.
-        layers: which blocks; None for all that have such experts.
+    """Run a model on a batch, and return its layers with product-key experts, or some of them.
 
     Raises:
         NotApplicableError: for a model without such a layer.
@@ -266,8 +261,7 @@ def find_holders(
         model: a language model.
         batch: rows, of any task.
         layer: index of a block with product-key experts.
-        shortlist: how many experts a row tries for each of its scored positions, those with the
-            largest `Site.attribute` in the row; None tries all that the row chooses.
+        shortlist: how many experts a row tries for each of its scored positions; None: all.
 
     Raises:
         NotApplicableError: for a model without such experts.
@@ -299,22 +293,17 @@ def choose_candidates(
     site: Site, shortlist: int | None
 ) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
     """Return the rows and experts to try: in each row the experts of largest attribution."""
-    n_rows = len(site.indices)
-    row = torch.arange(n_rows, device=site.indices.device).view(-1, 1, 1, 1)
-    pairs, place = (site.indices + site.n_experts * row).flatten().unique(return_inverse=True)
-    rows = pairs // site.n_experts
-    if shortlist is not None:
-        harm = torch.zeros(len(pairs), dtype=torch.float64, device=pairs.device)
-        harm.index_add_(0, place, site.attribute().flatten().double())
-        # Sort by row, each with its largest first; then rank within the row.
-        order = harm.argsort(descending=True, stable=True)
-        order = order[rows[order].argsort(stable=True)]
-        sizes = torch.bincount(rows, minlength=n_rows)
-        start = (sizes.cumsum(0) - sizes)[rows[order]]
-        rank = torch.arange(len(order), device=order.device) - start
-        most = shortlist * torch.bincount(site.clean.rows, minlength=n_rows)[rows[order]]
-        pairs = pairs[order[rank < most]]
-    return pairs // site.n_experts, pairs % site.n_experts
+    harm = site.indices if shortlist is None else site.attribute().double()
+    answers = torch.bincount(site.clean.rows, minlength=len(site.indices)).tolist()
+    rows, experts = [], []
+    for row, chosen in enumerate(site.indices.flatten(1)):
+        kept, place = chosen.unique(return_inverse=True)
+        if shortlist is not None:
+            total = harm.new_zeros(len(kept)).index_add_(0, place, harm[row].flatten())
+            kept = kept[total.topk(min(len(kept), shortlist * answers[row])).indices]
+        rows.append(torch.full_like(kept, row))
+        experts.append(kept)
+    return torch.cat(rows), torch.cat(experts)
 
 
 @dataclass(frozen=True)
@@ -443,21 +432,9 @@ class HeldAnswers(Finding):
 
 
 def measure_held_answers(
-    model: LanguageModel,
-    batch: Batch,
-    layer: int,
-    rng: np.random.Generator,
-    most: int = 1024,
+    model: LanguageModel, batch: Batch, layer: int, rng: np.random.Generator, most: int = 1024
 ) -> HeldAnswers:
-    """Measure which expert of a layer holds which of a batch's answers.
-
-    Args:
-        model: a language model.
-        batch: rows, of any task.
-        layer: index of a block with product-key experts.
-        rng: draws the answers.
-        most: how many answers are measured at most.
-    """
+    """Measure which expert of a layer holds which answers, of at most `most` that are drawn."""
     some = draw_answers(batch, most, rng)
     found = find_holders(model, some, layer)
     module = find_retrieval_layers(model)[layer]

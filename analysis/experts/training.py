@@ -51,12 +51,8 @@ class Course(Finding):
         membership: |A_t ∩ A_last| / |A_t ∪ A_last|, where A are the most loaded experts, as many as
             a token chooses; 1 at the last step.
         saturation: |topk_t ∩ topk_last| / k, mean over tokens and heads; 1 at the last step.
-        effective_uniform: e^H under uniform random choice, by layer.
-        used_uniform: share of the experts it uses, by layer.
-        standing_uniform: load on standing experts under random choice, by layer.
+        effective_uniform, …: the same under uniform random choice, by layer.
         standing_chance: its maximum in a thousand draws, by layer.
-        membership_uniform: of two random sets, by layer.
-        saturation_uniform: k/N, by layer.
     """
 
     steps: Int[np.ndarray, " steps"]
@@ -173,36 +169,20 @@ def measure(subject: Subject) -> list[Course]:
     last = record(steps[-1])
     found = []
     for step in steps:
-        now = last if step == steps[-1] else record(step)
-        for chosen, end in zip(now, last, strict=True):
-            load = measure_load(chosen, subject.seed)
-            alike = measure_membership(chosen, end), measure_saturation(chosen, end)
+        for now, end in zip(last if step == steps[-1] else record(step), last, strict=True):
+            load = measure_load(now, subject.seed)
+            alike = measure_membership(now, end), measure_saturation(now, end)
             found.append((load.choices.effective, load.choices.used, load.standing_share, *alike))
     by_quantity = np.array(found).reshape(len(steps), len(last), -1).transpose(2, 1, 0)
-    effective, used, standing, membership, saturation = by_quantity
-    ends = [measure_load(chosen, subject.seed) for chosen in last]
-    sizes = [min(one.n_heads * one.k, one.n_experts) for one in ends]
-    return [
-        Course(
-            steps=np.array(steps),
-            tokens=ends[0].tokens,
-            layers=np.array([one.layer for one in ends]),
-            n_experts=np.array([one.n_experts for one in ends]),
-            effective=effective,
-            used=used,
-            standing=standing,
-            membership=membership,
-            saturation=saturation,
-            effective_uniform=np.array([one.uniform.effective for one in ends]),
-            used_uniform=np.array([one.uniform.used for one in ends]),
-            standing_uniform=np.array([one.standing_uniform for one in ends]),
-            standing_chance=np.array([one.standing_chance for one in ends]),
-            membership_uniform=np.array(
-                [expect_overlap(one.n_experts, n) for one, n in zip(ends, sizes, strict=True)]
-            ),
-            saturation_uniform=np.array([one.k / one.n_experts for one in ends]),
-        )
-    ]
+    uniform = []
+    for load in [measure_load(end, subject.seed) for end in last]:
+        overlap = expect_overlap(load.n_experts, min(load.n_heads * load.k, load.n_experts))
+        standing = load.standing_uniform, load.standing_chance
+        settled = load.k / load.n_experts
+        uniform.append((load.uniform.effective, load.uniform.used, *standing, overlap, settled))
+    layers, n_experts = np.array([(end.layer, end.n_experts) for end in last]).T
+    tokens = len(last[0].ids)
+    return [Course(np.array(steps), tokens, layers, n_experts, *by_quantity, *np.array(uniform).T)]
 
 
 def measure_saturation(now: ExpertChoices, last: ExpertChoices) -> float:
