@@ -562,18 +562,13 @@ class CoActivation(Finding):
         every = np.stack([part for one in layers for part in (one.heights, one.null_heights)])
         filled = np.flatnonzero((every >= VISIBLE * every.max()).any(0))
         shown = slice(max(0, filled[0] - 1), filled[-1] + 3)
-        panels = [
-            Curves(
-                [
-                    Line("chosen together", EDGES[shown], one.heights[shown], shape="stairs"),
-                    Line("shuffled", EDGES[shown], one.null_heights[shown], shape="stairs"),
-                ],
-                Axis("share", "share", ends=(0, 1.05 * max(*one.heights, *one.null_heights))),
-                f"layer {one.layer}",
-                height=min(180, 720 // len(layers)),
-            )
-            for one in layers
-        ]
+        panels = []
+        for one in layers:
+            parts = {"chosen together": one.heights[shown], "shuffled": one.null_heights[shown]}
+            lines = [Line(name, EDGES[shown], y, shape="stairs") for name, y in parts.items()]
+            y = Axis("share", "share", ends=(0, 1.05 * max(map(max, parts.values()))))
+            height = min(180, 720 // len(layers))
+            panels.append(Curves(lines, y, f"layer {one.layer}", height=height))
         return curves(panels, Axis("PMI of the pair, nats"))
 
 

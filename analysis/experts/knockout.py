@@ -235,30 +235,28 @@ class LayerKnockout(Finding):
 
     def figure(self) -> go.Figure:
         """Draw the change of loss without each expert, the most harmful on top."""
-        twin = np.array([d.twin for d in self.deletions])
         notes = [
-            f"{d.place}: {percent(d.choices)} of choices, {percent(d.load)} of Σ|w|"
+            f"{d.place}, {percent(d.choices)} of choices, {percent(d.load)} of Σ|w|"
             for d in self.deletions
         ]
-        dots = draw_changes("most loaded", [d.change for d in self.deletions], notes)
-        loaded, twins = (
-            replace(dots, values=np.where(shown, dots.values, np.nan)) for shown in (~twin, twin)
-        )
-        twins = replace(twins, name="twins, chosen as often", look="hollow")
+        loaded = [None if d.twin else d.change for d in self.deletions]
+        twins = [d.change if d.twin else None for d in self.deletions]
+        dots = draw_changes("most loaded", loaded, notes)
+        others = draw_changes("twins, chosen as often", twins, notes)
         levels = {"": 0.0}
-        if twin.any():
-            levels["worst twin"] = float(np.nanmax(twins.values))
-        axis = Axis("change of loss when deleted, nats")
-        names = [str(d.place) for d in self.deletions]
-        return pairs(
-            names, Pairs([loaded, twins], axis, levels=levels), title="expert (row, column)"
-        )
+        if any(twins):
+            levels["worst twin"] = float(np.nanmax(others.values))
+        shown = [dots, replace(others, look="hollow")]
+        panel = Pairs(shown, Axis("change of loss when deleted, nats"), levels=levels)
+        return pairs([str(d.place) for d in self.deletions], panel, title="expert (row, column)")
 
 
-def draw_changes(name: str, changes: Sequence[AnswerChange], notes: Sequence[str]) -> Dots:
+def draw_changes(name: str, changes: Sequence[AnswerChange | None], notes: Sequence[str]) -> Dots:
     """Return dots of changes of loss with their intervals."""
-    ends = np.array([one.loss_interval for one in changes])
-    return Dots(name, np.array([one.loss for one in changes]), ends, notes=notes)
+    nothing = (np.nan, np.nan)
+    ends = np.array([one.loss_interval if one else nothing for one in changes])
+    loss = np.array([one.loss if one else np.nan for one in changes])
+    return Dots(name, loss, ends, notes=notes)
 
 
 def knock_out_layer(

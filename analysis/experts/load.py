@@ -115,8 +115,9 @@ def record_choices(model: LanguageModel, batch: Batch) -> list[ExpertChoices]:
         else:
             # [b t h k], or [b t k] of a router.
             heads = tensor if tensor.ndim == 4 else tensor[:, :, None]
-            number = torch.int32 if name == "hook_expert_indices" else torch.float32
-            found[name].append(heads.flatten(0, 1).to("cpu", number))
+            field = name.removeprefix("hook_expert_")
+            number = torch.int32 if field == "indices" else torch.float32
+            found[field].append(heads.flatten(0, 1).to("cpu", number))
 
     wanted = [
         f"blocks.{layer}.mlp.hook_{name}"
@@ -138,20 +139,9 @@ def record_choices(model: LanguageModel, batch: Batch) -> list[ExpertChoices]:
         if isinstance(module, RetrievedExperts):
             rows, columns = module.shape
             shape, zero = (rows, columns), not (module.row_keys.any() or module.column_keys.any())
-        chosen.append(
-            ExpertChoices(
-                layer,
-                type(module).__name__,
-                len(module.down),
-                found["hook_expert_indices"],
-                found["hook_expert_weights"],
-                found["margins"],
-                found["tied"],
-                ids,
-                shape,
-                zero,
-            )
-        )
+        kind, n_experts = type(module).__name__, len(module.down)
+        known = ExpertChoices(layer, kind, n_experts, **found, ids=ids, shape=shape, zero_keys=zero)
+        chosen.append(known)
     return chosen
 
 
@@ -324,13 +314,11 @@ class Load:
         uniform: of choices under the null, mean over draws; `used` is exact.
         standing: number of experts that at least 90 % of the tokens choose, in any head.
         standing_share: share of the choices that they hold.
-        standing_uniform: its exact mean under the null.
-        standing_chance: its maximum in a thousand draws of the null.
+        standing_uniform, twice_uniform, overlap_uniform: exact means under the null.
+        standing_chance: maximum of `standing_share` in a thousand draws of the null.
         twice: share of a token's h k choices that repeat another head's; NaN for one head.
-        twice_uniform: the same under the null.
         overlap: mean Jaccard index |A ∩ B| / |A ∪ B| of the experts of two heads, over tokens and
             pairs of heads, in [0, 1]; NaN for one head.
-        overlap_uniform: the same under the null.
         margin: median over tokens and heads of `ExpertChoices.margins`; NaN where k = N.
         tied: share of tokens and heads whose k-th and (k + 1)-th score tie.
         by_rank: load by choices in multiples of the mean, at `choose_ranks`; 0 for unused experts.

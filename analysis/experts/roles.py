@@ -125,24 +125,16 @@ class RolePreferences(Finding):
         """Draw stacked bars of roles: all tokens on top, then the experts that reveal most."""
         # Of many layers, show those that reveal most, in their order.
         by_told = sorted(self.layers, key=lambda one: -one.information)[: BARS // LEAST]
-        layers = sorted(by_told, key=lambda one: one.layer)
-        names = notes = ["all tokens"]
-        shares = [self.roles]
-        for one in layers:
+        names, notes, shares = ["all tokens"], ["all tokens"], [self.roles]
+        for one in sorted(by_told, key=lambda one: one.layer):
             # An empty line separates the layers.
-            names = [*names, "", *(f"{one.layer} · {expert}" for expert in one.experts)]
-            loads = zip(one.experts, one.load, strict=True)
-            notes = [*notes, "", *(f"expert {e}: {percent(p)} of the choices" for e, p in loads)]
+            names += ["", *(f"{one.layer} · {expert}" for expert in one.experts)]
+            notes += ["", *(f"{percent(load)} of layer {one.layer}'s choices" for load in one.load)]
             shares += [np.full(len(self.roles), np.nan), *one.shares]
         by_role = zip(self.role_names, np.stack(shares, axis=1), strict=True)
-        return bars(
-            names,
-            [Bars(name, part, notes=notes) for name, part in by_role],
-            Axis("share of the choices", "share"),
-            stacked=True,
-            line=19,
-            title="layer · expert",
-        )
+        series = [Bars(name, part, notes=notes) for name, part in by_role]
+        axis = Axis("share of the choices", "share")
+        return bars(names, series, axis, stacked=True, line=19, title="layer · expert")
 
 
 def measure(subject: Subject) -> list[RolePreferences]:

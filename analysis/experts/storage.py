@@ -410,24 +410,16 @@ class HeldAnswers(Finding):
 
     def figure(self) -> go.Figure:
         """Draw the two largest effects on each answer, and the bounds of what is held."""
-        top = 1.5 * max(float(self.effects.max()), 2 * HALVED)
         x, y = np.maximum(self.seconds, FLOOR), np.maximum(self.effects, FLOOR)
+        top = 1.5 * max(float(y.max()), 2 * HALVED)
         bound = np.array([FLOOR, top / LEAD])
         # Below the first line the runner-up is too near; below the other the effect is small.
-        lines = [
-            Line(f"{LEAD} × the runner-up", bound, LEAD * bound, look=-1),
-            *(
-                Line(name, x[kept], y[kept], shape="points", look=look)
-                for name, kept, look in (
-                    ("no one expert", ~self.by_one, 1),
-                    ("held by one", self.by_one, 0),
-                )
-                if kept.any()
-            ),
-        ]
-        ends = FLOOR / 1.25, top
-        across = Axis("loss without the runner-up, rise in nats", scale="log", ends=ends)
-        up = Axis("without the expert that matters most", scale="log", ends=ends)
+        lines = [Line(f"{LEAD} × the runner-up", bound, LEAD * bound, look=-1)]
+        kinds = {"held by one": self.by_one, "no one expert": ~self.by_one}
+        for look, (name, kept) in enumerate(kinds.items()):
+            lines.append(Line(name, x[kept], y[kept], shape="points", look=look))
+        titles = "loss without the runner-up, rise in nats", "without the expert that matters most"
+        across, up = (Axis(title, scale="log", ends=(FLOOR / 1.25, top)) for title in titles)
         return curves([Curves(lines, up, levels={"half as likely": HALVED}, height=300)], across)
 
 

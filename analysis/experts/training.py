@@ -34,6 +34,14 @@ COALITION = 0.1
 """Share of the choices from which on standing experts are called a coalition."""
 SETTLED = 0.5
 """A layer has settled once this share of its last choices is in place."""
+QUANTITIES = {
+    "effective experts": "effective",
+    "experts used": "used",
+    "load on standing experts": "standing",
+    "most loaded, overlap with the last step": "membership",
+    "choices settled": "saturation",
+}
+"""Titles of the panels, and the fields that they show."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +135,12 @@ class Course(Finding):
 
     def figure(self) -> go.Figure:
         """Draw a panel for each quantity over one axis of training steps."""
-        panels = (
-            ("effective experts", self.effective, self.effective_uniform),
-            ("experts used", self.used, self.used_uniform),
-            ("load on standing experts", self.standing, self.standing_uniform),
-            ("most loaded, overlap with the last step", self.membership, self.membership_uniform),
-            ("choices settled", self.saturation, self.saturation_uniform),
-        )
-        drawn, ends = [], self.steps[[0, -1]]
-        for name, values, uniform in panels:
-            lines = [
-                Line("random choice", ends, np.full(2, level), look=-1)
-                for level in np.unique(uniform.round(9))
-            ]
-            layers = self.layers.tolist()
-            lines += draw_layers([(i, self.steps, y) for i, y in zip(layers, values, strict=True)])
+        drawn, steps = [], self.steps
+        for name, field in QUANTITIES.items():
+            uniform = np.unique(getattr(self, f"{field}_uniform").round(9))
+            lines = [Line("random choice", steps, np.full(len(steps), v), look=-1) for v in uniform]
+            by_layer = zip(self.layers.tolist(), getattr(self, field), strict=True)
+            lines += draw_layers([(layer, steps, values) for layer, values in by_layer])
             y = Axis("", "share") if drawn else Axis("", scale="log")
             drawn.append(Curves(lines, y, name, height=120))
         return curves(drawn, Axis("training step", "count", scale="steps"))
