@@ -101,8 +101,8 @@ print(maps[1].says)
 maps[1].figure()
 
 # %% [markdown]
-# Which experts does one token choose together? Mean PMI over all pairs, with the choices shuffled
-# over tokens, and before training, beside it.
+# Which experts does one token choose together? Mean PMI over all pairs, beside that of choices that
+# are shuffled among token ids; `together.numbers()` has it before training, too.
 
 # %%
 print(together.says)
