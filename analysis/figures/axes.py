@@ -30,6 +30,8 @@ LEGEND = 20
 """Height of a line of the legend, px."""
 LETTER, SYMBOL = 6.2, 46
 """Widths of a letter and of a symbol in the legend, px: how many lines the legend takes."""
+ROOM = 540
+"""Width of a line of the legend, px."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,10 @@ def new_canvas(
     lines = max(title.count("\n") + bool(title) for title in titles[:across])
     head = HEAD + 14 + 15 * lines
     names = {name: None for name in legend if name}
-    widths = sum(SYMBOL + LETTER * len(name) for name in names)
-    head += LEGEND * (math.ceil(widths / 540) if len(names) > 1 else 0)
+    widths = [SYMBOL + LETTER * len(name) for name in names]
+    if len(names) > 1:  # those that do not fit into one line stand in columns of one width
+        columns = len(names) if sum(widths) <= ROOM else max(1, int(ROOM / max(widths)))
+        head += LEGEND * math.ceil(len(names) / columns)
     inside = sum(heights) + gap * (len(heights) - 1)
     fig = make_subplots(
         rows=len(heights),
@@ -199,7 +203,12 @@ def new_canvas(
     fig.update_layout(
         margin={"t": head, "b": foot},
         showlegend=len(names) > 1,
-        legend={"y": 1 + above / inside, "yref": "paper", "yanchor": "bottom"},
+        legend={
+            "y": 1 + above / inside,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "tracegroupgap": 0,
+        },
     )
     return Canvas(fig, [(i // across + 1, i % across + 1) for i in range(len(titles))])
 

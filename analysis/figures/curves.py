@@ -84,6 +84,7 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
         gap=70 if own else 50 if across > 1 else 34 if titled else 24,
         foot=FOOT,
         share_x=across == 1 and not own,
+        share_y=across > 1 and all(panel.y == panels[0].y for panel in panels),
     )
     for i, panel in enumerate(panels):
         row, column = canvas.places[i]
@@ -106,6 +107,7 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
     """Return the traces of a line: a band below it if it has one, and itself."""
     muted = look < 0
     color = MUTED if muted else COLORS[look % len(COLORS)]
+    turned = look + look // len(COLORS)  # lines of one colour differ in dash and symbol
     at, ends = x.place(line.x), line.ends
     found = []
     if ends is not None and line.shape == "band":
@@ -137,11 +139,11 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
             line={
                 "color": color,
                 "width": 1.2 if muted else 2,
-                "dash": "solid" if muted else DASHES[look % len(DASHES)],
+                "dash": "solid" if muted else DASHES[turned % len(DASHES)],
                 "shape": "hv" if line.shape == "stairs" else "linear",
             },
             marker={
-                "symbol": SYMBOLS[look % len(SYMBOLS)],
+                "symbol": SYMBOLS[turned % len(SYMBOLS)],
                 "size": 7 if few else 5,
                 "color": color,
             },
