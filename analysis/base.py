@@ -3,8 +3,9 @@
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import plotly.graph_objects as go
 
 from analysis.memory import check_memory
@@ -20,6 +21,7 @@ TOKENS = 32_768
 MOST_ROWS = 256
 """Maximum number of rows by default, however short: 95 % intervals are narrow enough then."""
 FEWEST_ROWS = 4
+Item = TypeVar("Item")
 
 
 class NotApplicableError(Exception):
@@ -115,6 +117,18 @@ class Subject:
 def count_default_rows(task: Task) -> int:
     """Return how many rows an analysis takes by default: about 32,768 tokens, 4 to 256 rows."""
     return count_rows(TOKENS, task.seq_len, fewest=FEWEST_ROWS, most=MOST_ROWS)
+
+
+def thin(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most `most` of the items, evenly spaced, with the first and the last.
+
+    Raises:
+        ValueError: for `most` below 1.
+    """
+    if most < 1:
+        raise ValueError(f"{most=} must be at least 1")
+    kept = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
+    return [items[i] for i in kept]
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lab.hooks import HookPoint
+from lab.intervals import Estimate, estimate_ratio
 from lab.models import LanguageModel
 from lab.models.evaluation import score, tell_oracle_masks
 from lab.ops.cross_entropy import linear_argmax
@@ -97,3 +99,15 @@ def record(model: LanguageModel, batch: Batch, names: list[str]) -> dict[str, Te
     with model.hooks([(names, keep)]):
         score(model, batch, "fp32")
     return seen
+
+
+def estimate_accuracy(answered: Scored, chance: float, rng: np.random.Generator) -> Estimate:
+    """Estimate the share of right answers."""
+    return estimate_ratio(*sum_by_row(answered, answered.right), chance, rng)
+
+
+def sum_by_row(answered: Scored, values: Shaped[Tensor, " q"]) -> tuple[Tensor, Tensor]:
+    """Return for each row the sum of values and the number of scored positions."""
+    n_rows = int(answered.rows.max()) + 1
+    sums = torch.bincount(answered.rows, values.double(), minlength=n_rows)
+    return sums, torch.bincount(answered.rows, minlength=n_rows)

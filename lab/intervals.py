@@ -1,13 +1,22 @@
-"""Wilson's 95 % interval of a share, for trials that are independent or clustered in rows."""
+"""95 % intervals: of shares, of means and ratios over rows, and of means over seeds.
+
+Shares take Wilson's interval. Where answers come in rows, whole rows are resampled, or the number
+of independent answers is estimated from them. Means over seeds take Student's.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Int
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Z95 = 1.959963984540054
 """The normal distribution's 97.5 % point."""
+MOST_DRAWN = 2**18
+"""Rows that are drawn at once, for memory's sake."""
 
 
 def wilson(share: float, count: int | float) -> tuple[float, float]:
@@ -89,3 +98,164 @@ class RowCounts:
             between = m * apart / ((m - 1) * n**4)
             n = n / max(1.0, between / spread)
         return wilson(p, n)
+
+
+def bootstrap(
+    values: Shaped[np.ndarray, "n ..."],
+    rng: np.random.Generator,
+    rounds: int = 1000,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a mean, by resampling values with replacement.
+
+    Args:
+        values: what was measured.
+        rng: draws the resamples.
+        rounds: resamples; 1000 fix the ends to about a twentieth of the interval's width.
+        groups: the group of each value, such as its row of the batch. Whole groups are drawn, since
+            positions of one row are not independent. None: each value is a group of its own.
+
+    Returns:
+        the 2.5 % and 97.5 % quantiles; NaN twice for fewer than two groups, whose spread is
+        unknown.
+
+    Source: Efron 1979; for groups Davison and Hinkley 1997, § 3.8.
+    """
+    sums = values.reshape(len(values), -1).mean(1) if len(values) else np.zeros(0)
+    sizes = np.ones(len(values))
+    if groups is not None:
+        _, places = np.unique(groups, return_inverse=True)
+        sums, sizes = np.bincount(places, sums), np.bincount(places)
+    return bootstrap_ratio(np.stack([sums, sizes], 1), rng, rounds)
+
+
+def bootstrap_ratio(
+    sums: Shaped[np.ndarray, "n 2"], rng: np.random.Generator, rounds: int = 1000
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of Σ first / Σ second column, by resampling rows.
+
+    Returns:
+        the 2.5 % and 97.5 % quantiles, without resamples whose second sum is 0; NaN twice for fewer
+        than two rows.
+    """
+    if len(sums) < 2:
+        return math.nan, math.nan
+    over, under = resample_sums(sums, rng, rounds).T
+    found = np.divide(over, under, out=np.full(rounds, np.nan), where=under != 0)
+    if np.isnan(found).all():
+        return math.nan, math.nan
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def resample_sums(
+    values: Shaped[np.ndarray, "n k"], rng: np.random.Generator, rounds: int = 1000
+) -> Float[np.ndarray, "rounds k"]:
+    """Draw n rows with replacement, `rounds` times, and return the sums of each draw."""
+    count = len(values)
+    at_once = max(1, MOST_DRAWN // count)
+    return np.concatenate(
+        [
+            values[rng.integers(count, size=(min(at_once, rounds - done), count))].sum(
+                1, dtype=np.float64
+            )
+            for done in range(0, rounds, at_once)
+        ]
+    )
+
+
+def bound_share(
+    right: Bool[np.ndarray, " q"], rows: Int[np.ndarray, " q"], rng: np.random.Generator
+) -> tuple[float, float]:
+    """Return a 95 % interval of the share of right answers: the outer ends of two intervals.
+
+    Resampling whole rows allows for answers of a row being correlated, but gives 1 … 1 where all
+    are right. Wilson's interval allows for few answers, but not for correlation.
+    """
+    share = float(right.mean())
+    # Rows by their counts: the resampled share is a ratio of sums.
+    _, places = np.unique(rows, return_inverse=True)
+    counts = np.stack([np.bincount(places, right), np.bincount(places)], 1).astype(np.float64)
+    ends = bootstrap_ratio(counts, rng)
+    low, high = wilson(share, len(right))
+    return float(np.nanmin([low, ends[0]])), float(np.nanmax([high, ends[1]]))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its 95 % interval over rows of the batch, and its value by chance."""
+
+    value: float
+    low: float
+    high: float
+    chance: float
+
+    @property
+    def points(self) -> str:
+        """A change of a share in points, with its interval: "+1.0 points [+0.5, +1.5]"."""
+        value, low, high = (f"{100 * share:+.1f}" for share in (self.value, self.low, self.high))
+        ends = "one row: no interval" if math.isnan(self.low) else f"{low}, {high}"
+        return f"{value} points [{ends}]"
+
+
+def estimate_ratio(
+    over: Shaped[Tensor, " b"], under: Shaped[Tensor, " b"], chance: float, rng: np.random.Generator
+) -> Estimate:
+    """Estimate Σ over / Σ under with an interval by resampling rows; rows with NaN are left out."""
+    both = torch.stack([over.double(), under.double()], 1).cpu().numpy()
+    both = both[~np.isnan(both).any(1)]
+    if len(both) > 1 and both[:, 1].any() and not both[:, 0].any():
+        # Every resample would be 0.
+        return Estimate(0.0, 0.0, 0.0, chance)
+    return Estimate(divide_sums(both), *bootstrap_ratio(both, rng), chance)
+
+
+def divide_sums(both: Float[np.ndarray, "n 2"]) -> float:
+    """Return the quotient of the sums of two columns; NaN if the second is 0."""
+    over, under = both.sum(0)
+    return float(over / under) if under else math.nan
+
+
+def bound_mean(
+    values: Sequence[float],
+    rows: Sequence[tuple[float, float]] = (),
+    confidence: float = 0.95,
+) -> tuple[float, float]:
+    """Return an interval, by default of 95 %, of the mean over seeds of a share in [0, 1].
+
+    It is Student's interval of the runs. Where that is narrower than the runs' intervals over rows
+    in the mean, as where all runs are right, its ends are those: the outer ends count.
+
+    Args:
+        values: the share of each run, one for each seed.
+        rows: the interval of each run over other rows of its task.
+        confidence: of Student's interval.
+
+    Returns:
+        the ends; NaN twice for a single run without an interval. A single run with one has its
+        interval over rows, which says nothing of other seeds.
+
+    Departs: percentiles of resampled seeds hold the mean in 73 % of cases with three seeds, where
+    Student's interval holds it in 93 % (LOG.md).
+    """
+    low, high = math.inf, -math.inf
+    if rows:
+        low, high = (sum(ends) / len(ends) for ends in zip(*rows, strict=True))
+    if len(values) > 1:
+        ends = bound_by_student(values, confidence)
+        low, high = min(low, ends[0]), max(high, ends[1])
+    if low > high:
+        return math.nan, math.nan
+    return max(0.0, low), min(1.0, high)
+
+
+def bound_by_student(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return Student's interval of a mean; the mean twice where all values are the same, or one."""
+    from scipy import stats
+
+    mean = sum(values) / len(values)
+    error = stats.sem(values) if len(values) > 1 else 0
+    if not error > 0:
+        return mean, mean
+    low, high = stats.t.interval(confidence, len(values) - 1, mean, error)
+    return float(low), float(high)

@@ -64,7 +64,6 @@ def claim(
     from analysis.claims.claim import Claim
     from analysis.claims.verdict import compute_power, decide
     from analysis.pages.sweep import show_figures
-    from analysis.statistics.survival import check_installed
     from lab.cli.claim_costs import judge_costs
     from lab.cli.claim_floor import measure_floor
     from lab.cli.console import open_table_console
@@ -76,7 +75,6 @@ def claim(
         open_table_console().print(build_claims_list(known))
         return
     with report_usage_errors():
-        check_installed()
         stated = Claim.read(_find_file(what))
         built = build_sweep(stated, scale)
         counted = check_parameters(stated.equal, stated.statistic, built)

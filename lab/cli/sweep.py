@@ -146,15 +146,10 @@ def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, Swe
 
     Errors of usage and of files are reported in one line, as commands do.
     """
-    from analysis.statistics.survival import MissingLibraryError, check_installed
     from analysis.sweeps.results import collect_results
     from lab.cli.sweeping import InterruptedSweepError, SweepJob
     from lab.cli.tables.sweep_progress import show_sweep
 
-    try:
-        check_installed()
-    except MissingLibraryError as error:
-        raise refuse(error, 2) from error
     with report_usage_errors():
         if options.fresh and options.show:
             raise ValueError("--fresh: has no effect with --show")

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("lifelines", "study trainability"),
-        ("lifelines", "reproduce recall"),
-        ("lifelines", "claim state-space-recall --scale smoke"),
-        ("lifelines", "sweep mqar --preset small --grid d_model=32,64"),
-        ("lifelines", "mqar --preset small --seeds 2"),
         ("transformers", "mqar --model lab.foreign.mixers:Mamba --stack UN*2"),
         ("transformers", "save-pretrained runs/mqar mqar-hf"),
     ],
@@ -34,8 +29,7 @@ def test_a_missing_library_is_one_line_before_anything_is_run(
     find = importlib.util.find_spec
     absent = lambda name: None if name == missing else find(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", absent)
-    for name in {"lifelines": ("lifelines", "scipy")}.get(missing, (missing,)):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.chdir(tmp_path)
     answer = CliRunner().invoke(app, words.split())
     assert answer.exit_code == 2, answer.output

@@ -9,7 +9,6 @@ import typer
 
 from analysis.base import NotApplicableError
 from analysis.pages.sweep import draw_figures, render
-from analysis.statistics.seeds import bound_mean
 from analysis.sweeps import capacity, rates, survival, widths
 from analysis.sweeps.results import FIGURES, collect_results
 from analysis.sweeps.settings import collect_settings
@@ -127,16 +126,6 @@ def test_a_failed_run_is_tried_again_and_one_that_diverged_is_a_result(status, c
     said = capsys.readouterr().err
     assert f"{status}: loss=nan (stack=AM*2, d_model=32, seq_len=64, " in said
     assert ("tries the runs that failed again" in said) == bool(code)
-
-
-def test_an_interval_of_the_mean_holds_it_and_that_of_rows_is_its_least_width():
-    rng = np.random.default_rng(0)
-    draws = rng.normal(0.7, 0.05, (300, 3))
-    held = [low <= 0.7 <= high for low, high in map(bound_mean, draws.tolist())]
-    assert 0.9 < np.mean(held) < 0.99
-    assert bound_mean([1.0, 1.0], [(0.98, 1.0), (0.97, 1.0)]) == pytest.approx((0.975, 1.0))
-    assert bound_mean([0.5], [(0.4, 0.6)]) == (0.4, 0.6)
-    assert np.isnan(bound_mean([0.5])).all()
 
 
 def test_curves_by_width_name_the_planted_best():

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from analysis.statistics.intervals import bootstrap, bootstrap_ratio
-from lab.intervals import Z95, wilson
+from analysis.base import thin
+from lab.intervals import Z95, bootstrap, bootstrap_ratio, bound_mean, estimate_ratio, wilson
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def resample(values: np.ndarray, statistic, rounds: int = 200) -> list[float]:
 
 @pytest.mark.parametrize("most", [1, 250, 2**18])
 def test_resamples_at_once_are_those_one_by_one(most, monkeypatch):
-    monkeypatch.setattr("analysis.statistics.intervals.MOST_DRAWN", most)
+    monkeypatch.setattr("lab.intervals.MOST_DRAWN", most)
     pairs = np.random.default_rng(0).normal([2.0, 4.0], 0.1, size=(100, 2))
     low, high = bootstrap_ratio(pairs, np.random.default_rng(1), 200)
     assert 0.48 < low < 0.5 < high < 0.52
@@ -102,3 +103,31 @@ def test_resamples_without_a_quotient_are_left_out():
 )
 def test_one_group_has_no_interval(values, groups):
     assert np.isnan(bootstrap(values, np.random.default_rng(0), groups=groups)).all()
+
+
+def test_rows_without_a_number_are_left_out():
+    over = torch.tensor([0.7, 0.8, float("nan"), 0.75], dtype=torch.float64)
+    rng = np.random.default_rng(0)
+    found = estimate_ratio(over, torch.ones(4), 0.5, rng)
+    assert found.value == pytest.approx(0.75)
+    assert 0.7 - 1e-9 <= found.low < found.value < found.high <= 0.8 + 1e-9
+    assert np.isnan(estimate_ratio(torch.full((3,), float("nan")), torch.ones(3), 0.5, rng).value)
+
+
+def test_an_interval_of_the_mean_holds_it_and_that_of_rows_is_its_least_width():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0.7, 0.05, (300, 3))
+    held = [low <= 0.7 <= high for low, high in map(bound_mean, draws.tolist())]
+    assert 0.9 < np.mean(held) < 0.99
+    assert bound_mean([1.0, 1.0], [(0.98, 1.0), (0.97, 1.0)]) == pytest.approx((0.975, 1.0))
+    assert bound_mean([0.5], [(0.4, 0.6)]) == (0.4, 0.6)
+    assert np.isnan(bound_mean([0.5])).all()
+
+
+def test_items_are_thinned_from_the_first_to_the_last():
+    assert thin([0, 1, 2], 24) == [0, 1, 2]
+    kept = thin([str(i) for i in range(100)], 24)
+    assert (kept[0], kept[-1], len(kept)) == ("0", "99", 24)
+    assert thin([], 3) == []
+    with pytest.raises(ValueError, match="most=0"):
+        thin([1], 0)
