@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Shaped
 from plotly.subplots import make_subplots
 
-from analysis.figures.theme import HEAD, MUTED, new_figure
+from analysis.figures.theme import HEAD, MUTED, WIDTH, new_figure
 
 Unit = Literal["number", "share", "change", "count"]
 FORMATS = {
@@ -165,6 +165,7 @@ def new_canvas(
     foot: int = FOOT,
     share_x: bool = False,
     share_y: bool = False,
+    names_beside: Sequence[str] = (),
 ) -> Canvas:
     """Return empty panels, row by row, with room for their titles and a legend above them.
 
@@ -177,6 +178,7 @@ def new_canvas(
         foot: room below the panels, px.
         share_x: whether panels below one another have one axis.
         share_y: whether panels side by side have one axis.
+        names_beside: what stands to the left of the panels; the legend begins to its right.
     """
     across = min(across, len(titles))
     lines = max(title.count("\n") + bool(title) for title in titles[:across])
@@ -184,7 +186,9 @@ def new_canvas(
     names = {name: None for name in legend if name}
     widths = [SYMBOL + LETTER * len(name) for name in names]
     if len(names) > 1:  # those that do not fit into one line stand in columns of one width
-        columns = len(names) if sum(widths) <= ROOM else max(1, int(ROOM / max(widths)))
+        beside = LETTER * max(map(len, names_beside), default=0)
+        room = min(ROOM, WIDTH - 20 - beside)
+        columns = len(names) if sum(widths) <= room else max(1, int(room / max(widths)))
         head += LEGEND * math.ceil(len(names) / columns)
     inside = sum(heights) + gap * (len(heights) - 1)
     fig = make_subplots(

@@ -63,7 +63,8 @@ def bars(
         title: of the lines' axis.
     """
     legend = [one.name for one in series] + ([marks.name] if marks else []) + list(levels or {})
-    canvas = new_canvas([""], [max(2, len(names)) * line + 10], legend=legend)
+    height = max(2, len(names)) * line + 10
+    canvas = new_canvas([""], [height], legend=legend, names_beside=names)
     fig, lines = canvas.fig, np.arange(len(names))
     for name, level in (levels or {}).items():
         add_level(canvas, 0, name, level, axis.shown, upright=True)

@@ -33,6 +33,9 @@ LOOKS = {
     "chance": {"symbol": "line-ns-open", "color": MUTED, "size": 13, "line": {"width": 2}},
     "placebo": {"symbol": "x-thin-open", "color": MUTED, "size": 8, "line": {"width": 1.5}},
     "hollow": {"symbol": "circle-open", "color": VERMILLION, "size": 9, "line": {"width": 2}},
+    "diamond": {"symbol": "diamond", "color": VERMILLION, "size": 10},
+    "run": {"symbol": "circle-open", "color": MUTED, "size": 7},
+    "unsolved": {"symbol": "triangle-right-open", "color": MUTED, "size": 7},
 }
 """Markers of what values are compared with; they stand at the place of the dots before them."""
 LINE, MARK = 14, 12
@@ -60,7 +63,7 @@ class Dots:
     name: str
     values: Shaped[np.ndarray, " n"]
     ends: Shaped[np.ndarray, "n 2"] | None = None
-    look: Literal["dot", "chance", "placebo", "hollow"] = "dot"
+    look: Literal["dot", "chance", "placebo", "hollow", "diamond", "run", "unsolved"] = "dot"
     notes: Sequence[str] | None = None
     lines: Shaped[np.ndarray, " n"] | None = None
 
@@ -111,6 +114,7 @@ def pairs(
         legend=legend,
         across=len(panels),
         share_y=True,
+        names_beside=names,
     )
     lines = np.arange(len(names))
     for i, panel in enumerate(panels):
