@@ -1,13 +1,15 @@
 """A claim: what it says, where it is made, what would refute it, and the sweep that decides."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from analysis.claims.statistic import Statistic
+from lab.bench.costs import Cost
 from lab.files import read_toml_and_bytes
+from tasks.bounds import check_choice
 from tasks.near_names import suggest
 
 SCALES = ("smoke", "small", "paper")
@@ -15,6 +17,54 @@ TEXTS = ("claim", "source", "refuted_by", "stands_for")
 PARTS = (*TEXTS, "statistic", "equal", "power", "sweeps_of", *SCALES)
 COUNTS = ("total", "active")
 """Parameters that settings can be held equal in: all, or those that one token uses."""
+KINDS = ("difference", "least", "greatest", "ratio")
+SIDES = ("above", "below")
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What is computed of a table, and the threshold that decides.
+
+    Attributes:
+        kind: "difference": mean accuracy of one setting minus that of another; "least": the lowest
+            mean accuracy over all places; "greatest": the highest; "ratio": how many times as much
+            one setting costs as another.
+        of: the factors' values of the setting.
+        than: those of the setting that it is compared with; empty for least and greatest.
+        side: whether the claim is that the statistic lies above or below the threshold.
+        threshold: in the unit of accuracy; of a ratio, a number > 0.
+        at: values of further factors, to which the claim is restricted.
+        cost: of a ratio, what is measured; otherwise empty.
+    """
+
+    kind: Literal["difference", "least", "greatest", "ratio"]
+    of: Mapping[str, Any]
+    than: Mapping[str, Any]
+    side: Literal["above", "below"]
+    threshold: float
+    at: Mapping[str, Any]
+    cost: Cost | Literal[""] = ""
+
+    def __post_init__(self):
+        check_choice("kind", self.kind, KINDS)
+        if not self.of:
+            raise ValueError("of: must name a setting, such as { d_model = 64 }")
+        if self.of == self.than:
+            raise ValueError("than: must differ from the setting in `of`")
+        compares = self.kind in ("difference", "ratio")
+        if compares != bool(self.than):
+            raise ValueError(
+                f"than: must be given for a difference or a ratio, and only there ({self.kind})"
+            )
+        if self.kind != "ratio":
+            if self.cost:
+                raise ValueError(f"cost={self.cost}: must be given for a ratio only ({self.kind})")
+            if not -1 <= self.threshold <= 1:
+                raise ValueError(f"{self.side}={self.threshold}: must be in -1 … 1")
+            return
+        check_choice("cost", self.cost, get_args(Cost))
+        if not 0 < self.threshold < math.inf:
+            raise ValueError(f"{self.side}={self.threshold}: must be > 0 and finite for a ratio")
 
 
 @dataclass(frozen=True)
@@ -34,6 +84,12 @@ class Power:
             raise ValueError(f"power.spread={self.spread}: must be in (0, 1)")
         if not -1 <= self.effect <= 1:
             raise ValueError(f"power.effect={self.effect}: must be in -1 … 1")
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "Power":
+        """Read it from the content of a claim's file."""
+        assumed = _read_table(content, "power", ("effect", "spread"))
+        return cls(*(_read_number(assumed, key, "power.") for key in ("effect", "spread")))
 
 
 @dataclass(frozen=True)
@@ -88,34 +144,24 @@ class Claim:
         for part, text in texts.items():
             if not isinstance(text, str) or (not text and part != "stands_for"):
                 raise ValueError(f"{part}: must be a text, is {text!r}")
-        given = _get_table(content, "statistic")
-        _check_names("statistic.", given, ("kind", "of", "than", "above", "below", "at", "cost"))
-        sides = [side for side in ("above", "below") if side in given]
+        given = _read_table(content, "statistic", ("kind", "of", "than", "at", "cost", *SIDES))
+        sides = [side for side in SIDES if side in given]
         if len(sides) != 1:
             raise ValueError("statistic: must have a threshold, either above or below")
         statistic = Statistic(
             kind=given.get("kind", ""),
-            of=_get_table(given, "of", "statistic."),
-            than=_get_table(given, "than", "statistic."),
             side=sides[0],  # type: ignore[arg-type]
-            threshold=_get_number(given, sides[0], "statistic."),
-            at=_get_table(given, "at", "statistic."),
+            threshold=_read_number(given, sides[0], "statistic."),
             cost=given.get("cost", ""),
+            **{part: _read_table(given, part, where="statistic.") for part in ("of", "than", "at")},
         )
-        equal = _get_table(content, "equal")
-        _check_names("equal.", equal, COUNTS)
-        shares = {count: _get_number(equal, count, "equal.") for count in equal}
-        for count, share in shares.items():
+        equal = _read_numbers(content, "equal", COUNTS)
+        for count, share in equal.items():
             if not 0 <= share < 1:
                 raise ValueError(f"equal.{count}={share}: must be in [0, 1)")
-        assumed = _get_table(content, "power")
-        if statistic.cost and assumed:
+        if statistic.cost and content.get("power"):
             raise ValueError("power: is of accuracies; a claim about costs has none")
-        _check_names("power.", assumed, ("effect", "spread"))
-        power = None
-        if not statistic.cost:
-            power = Power(*(_get_number(assumed, key, "power.") for key in ("effect", "spread")))
-        sweeps = {scale: _get_table(content, scale) for scale in SCALES if scale in content}
+        sweeps = {scale: _read_table(content, scale) for scale in SCALES if scale in content}
         if not sweeps:
             raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")
         return cls(
@@ -125,8 +171,8 @@ class Claim:
             refuted_by=texts["refuted_by"],
             stands_for=texts["stands_for"],
             statistic=statistic,
-            equal=shares,
-            power=power,
+            equal=equal,
+            power=None if statistic.cost else Power.read(content),
             sweeps=sweeps,
             digest=digest,
         )
@@ -150,14 +196,24 @@ def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -
             raise ValueError(f"unknown part {where}{name}. {suggest(name, known)}")
 
 
-def _get_table(content: Mapping[str, Any], name: str, where: str = "") -> dict[str, Any]:
+def _read_table(
+    content: Mapping[str, Any], name: str, known: tuple[str, ...] | None = None, where: str = ""
+) -> dict[str, Any]:
     found = content.get(name, {})
     if not isinstance(found, dict):
         raise ValueError(f"{where}{name}: must be a table, is {found!r}")
+    _check_names(f"{name}.", found, known or tuple(found))
     return found
 
 
-def _get_number(content: Mapping[str, Any], name: str, where: str) -> float:
+def _read_numbers(
+    content: Mapping[str, Any], name: str, known: tuple[str, ...]
+) -> dict[str, float]:
+    found = _read_table(content, name, known)
+    return {key: _read_number(found, key, f"{name}.") for key in found}
+
+
+def _read_number(content: Mapping[str, Any], name: str, where: str) -> float:
     found = content.get(name)
     if not isinstance(found, int | float) or isinstance(found, bool):
         raise ValueError(f"{where}{name}: must be a number, is {found!r}")

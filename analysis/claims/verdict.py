@@ -1,32 +1,184 @@
-"""The verdict on a claim: holds, fails or undecided, and the power that its sweep has."""
+"""The verdict on a claim: holds, fails or undecided, and the power that its sweep has.
+
+The statistic is a difference of two settings' accuracies, or the least or greatest of many. Seeds
+are the replicates: runs of one seed at several places, such as widths, are averaged first. Each
+setting is taken at the learning rate that is best on validation rows.
+
+Of costs, the statistic is how many times as much a step of one setting takes as that of another.
+Rounds of turns are the replicates: the logarithms of a round's ratios are averaged over places,
+such as row lengths, and the interval is Student's over rounds. So it tells what the noise of the
+machine leaves open, and nothing of other machines. Counts of bytes and parameters are exact.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
 import numpy as np
+import plotly.graph_objects as go
 import polars as pl
+from jaxtyping import Float
 
-from analysis.claims.claim import Power
-from analysis.claims.statistic import (
-    Statistic,
-    StatisticValue,
-    average_seeds,
-    compare,
-    count_places,
-    estimate,
-    list_rates,
-    score,
-    select,
-)
-from analysis.statistics.seeds import bound_mean
-from analysis.sweeps.settings import RATE
+from analysis.base import Finding, NotApplicableError, Table
+from analysis.claims.claim import Power, Statistic
+from analysis.figures import Axis, Curves, Line, curves
+from analysis.sweeps.settings import RATE, choose_rates, name_values
+from lab.intervals import bound_by_student, bound_mean
 from lab.sweeps.outcome import ENDED
 
 ClaimOutcome = Literal["holds", "fails", "undecided"]
+CONFIDENCE = 0.95
+FEWEST = 2
+"""Minimum number of seeds of a setting of which a difference has an interval."""
 DRAWS = 400
 """Planted sweeps that the power is computed from; its error is about 0.02."""
+UNITS = {
+    "training": ("ms", 1e-3, "time forward and backward"),
+    "forward": ("ms", 1e-3, "time forward"),
+    "memory": ("MiB", 2**20, "memory of the tensors, forward and backward"),
+    "parameters": ("million", 1e6, "parameters"),
+    "active": ("million", 1e6, "parameters that one token uses"),
+}
+"""Unit, its size, and what is measured, by cost."""
+MEASURED_COST = ("round", "cost")
+"""Columns of a table of costs, beside the factors and seq_len."""
+
+
+@dataclass(frozen=True)
+class StatisticValue:
+    """The value of a statistic.
+
+    Attributes:
+        value: in the unit of accuracy, or a ratio; NaN where runs are missing.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        seeds: replicates of each setting, the fewest; of a ratio, rounds.
+        places: how many combinations of the other factors it was computed over.
+        where: the place of the least or greatest; empty for a difference.
+        most: the largest value that a difference can have, if the first setting is always right.
+        best: of a difference, the mean accuracy of the better setting; infinite for all else.
+        surely: the lower end of that mean's 95 % interval over seeds.
+    """
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    places: int
+    where: str = ""
+    most: float = 1.0
+    best: float = math.inf
+    surely: float = math.inf
+
+
+def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the rows with these values of factors."""
+    for name, value in values.items():
+        table = table.filter(pl.col(name) == value)
+    return table
+
+
+def score(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table with diverged runs counted as accuracy 0, on every split."""
+    diverged = pl.col("status") == "diverged"
+    return table.with_columns(
+        pl.when(diverged).then(0.0).otherwise(pl.col(name)).alias(name)
+        for name in ("accuracy", "validation", "low", "high")
+    )
+
+
+def estimate(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:
+    """Return the statistic of a table at the best learning rates.
+
+    Args:
+        table: a row for each run and row length, all ended.
+        statistic: what to compute.
+        places: the factors besides those that the statistic names, the learning rate and the seed.
+    """
+    scored = score(select(table, statistic.at))
+    if statistic.kind == "difference":
+        ours, theirs = (
+            average_seeds(choose_rates(select(scored, values), places), places)
+            for values in (statistic.of, statistic.than)
+        )
+        return compare(ours, theirs, count_places(scored, places))
+    return _find_extreme(choose_rates(select(scored, statistic.of), places), statistic, places)
+
+
+def count_places(table: pl.DataFrame, places: list[str]) -> int:
+    """Return how many combinations of the other factors a table has."""
+    return table.select(places).n_unique() if places else 1
+
+
+def average_seeds(rows: pl.DataFrame, places: list[str]) -> Float[np.ndarray, " n"]:
+    """Return the mean accuracy over places of each seed that has been run at all of them."""
+    most = count_places(rows, places) if len(rows) else 0
+    by_seed = rows.drop_nulls("accuracy").group_by("seed", maintain_order=True)
+    means = by_seed.agg(pl.mean("accuracy"), pl.len().alias("count"))
+    return means.filter(pl.col("count") == most)["accuracy"].to_numpy()
+
+
+def compare(
+    ours: Float[np.ndarray, " n"], theirs: Float[np.ndarray, " m"], places: int
+) -> StatisticValue:
+    """Return the difference of two means over seeds, with Welch's interval."""
+    from scipy import stats
+
+    seeds = min(len(ours), len(theirs))
+    if seeds == 0:
+        return StatisticValue(math.nan, math.nan, math.nan, 0, places)
+    value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
+    better = max(ours, theirs, key=np.mean)
+    surely = bound_mean(better.tolist())[0] if len(better) >= FEWEST else -math.inf
+    low, high = -math.inf, math.inf
+    if seeds >= FEWEST and ours.std() == theirs.std() == 0:
+        low = high = value
+    elif seeds >= FEWEST:
+        ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+        low, high = float(ends.low), float(ends.high)
+    best = float(better.mean())
+    return StatisticValue(value, low, high, seeds, places, most=most, best=best, surely=surely)
+
+
+def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:
+    """Return the lowest or highest mean over places, with ends that hold for all places at once.
+
+    "All lie above" needs no correction for how many places there are, since each of them must do
+    so. "One lies below" needs Bonferroni's, since any of them may by chance. So the lower end of
+    the lowest is the lowest lower end, and its upper end the lowest of wider upper ends.
+    """
+    groups = rows.group_by(places, maintain_order=True) if places else [((), rows)]
+    found, among = [], count_places(rows, places) if len(rows) else 1
+    for key, group in groups:
+        known = group.drop_nulls("accuracy")
+        if not len(known):
+            continue
+        values = known["accuracy"].to_list()
+        ends = known.select("low", "high").rows() if not known["low"].null_count() else []
+        name = name_values(dict(zip(places, key, strict=True)))
+        low, high = bound_mean(values, ends)
+        wider = bound_mean(values, ends, 1 - (1 - CONFIDENCE) / among)
+        if statistic.kind == "least":
+            high = wider[1]
+        else:
+            low = wider[0]
+        if len(values) < FEWEST:
+            low, high = -math.inf, math.inf
+        found.append((sum(values) / len(values), low, high, len(values), name))
+    if not found:
+        return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
+    pick = min if statistic.kind == "least" else max
+    value, _, _, _, where = pick(found)
+    return StatisticValue(
+        value,
+        pick(low for _, low, *_ in found),
+        pick(high for _, _, high, *_ in found),
+        min(count for *_, count, _ in found),
+        len(found),
+        where,
+    )
 
 
 @dataclass(frozen=True)
@@ -136,6 +288,12 @@ def judge(
     return "undecided", f"the interval includes {line:g}"
 
 
+def list_rates(table: pl.DataFrame, values: Mapping[str, Any], places: list[str]) -> list[float]:
+    """Return the learning rates that a setting is taken at, over all places."""
+    rows = choose_rates(select(table, values), places)
+    return sorted(rows[RATE].unique().to_list()) if RATE in rows.columns else []
+
+
 def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> str:
     """Say at which learning rate two settings change sides, between the rates chosen for them."""
     if statistic.kind != "difference" or RATE not in table.columns:
@@ -179,13 +337,127 @@ def compute_power(statistic: Statistic, power: Power, seeds: int) -> float:
             )
             found = compare(ours, theirs, 1)
         else:
-            rows = np.clip(rng.normal(power.effect, power.spread, seeds), 0, 1)
-            found = _bound_planted(rows)
+            shares = np.clip(rng.normal(power.effect, power.spread, seeds), 0, 1)
+            ends = bound_mean(shares.tolist()) if seeds >= FEWEST else (-math.inf, math.inf)
+            found = StatisticValue(float(shares.mean()), *ends, seeds, 1)
         held += judge(found, statistic)[0] == "holds"
     return held / DRAWS
 
 
-def _bound_planted(values: np.ndarray) -> StatisticValue:
-    if len(values) < 2:
-        return StatisticValue(float(values.mean()), -math.inf, math.inf, len(values), 1)
-    return StatisticValue(float(values.mean()), *bound_mean(values.tolist()), len(values), 1)
+def decide_costs(table: pl.DataFrame, statistic: Statistic) -> ClaimVerdict:
+    """Return the verdict of a table of costs: a row for each setting and round."""
+    found = estimate_ratio(table, statistic)
+    outcome, because = judge(found, statistic)
+    settings = select(table, statistic.at).filter(pl.col("round") == 0)
+    return ClaimVerdict(outcome, because, False, found, len(settings), 0)
+
+
+def estimate_ratio(table: pl.DataFrame, statistic: Statistic) -> StatisticValue:
+    """Return the geometric mean over places of how many times as much a setting costs."""
+    named = {*statistic.of, *statistic.than, *MEASURED_COST}
+    places = [name for name in table.columns if name not in named]
+    at = select(table, statistic.at)
+    ours, theirs = (
+        select(at, values).select(*places, *MEASURED_COST)
+        for values in (statistic.of, statistic.than)
+    )
+    pairs = ours.join(theirs, on=[*places, "round"], suffix="_than")
+    if not len(pairs):
+        return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
+    ratio = (pl.col("cost") / pl.col("cost_than")).log()
+    rounds = pairs.group_by("round").agg(ratio.mean().alias("ratio"))["ratio"].to_list()
+    low, high = bound_by_student(rounds, CONFIDENCE)  # low = high if there is one round
+    count = pairs.select(places).n_unique() if places else 1
+    value, low, high = math.exp(sum(rounds) / len(rounds)), math.exp(low), math.exp(high)
+    return StatisticValue(value, low, high, len(rounds), count, most=math.inf)
+
+
+@dataclass(frozen=True)
+class SettingCosts(Finding):
+    """What a step of each setting costs at each row length.
+
+    Attributes:
+        cost: what was measured, a key of `UNITS`.
+        settings: by name, the costs of the rounds at each row length, in seconds, bytes or numbers.
+    """
+
+    cost: str
+    settings: Mapping[str, Mapping[int, Sequence[float]]]
+    title = "Costs of a step"
+    reading = (
+        "A step is a batch of rows at initial weights, and every row length has as many tokens "
+        "a step unless the claim's file says otherwise. Times are taken in turns on one "
+        "thread, or on the GPU; lines join the medians, whiskers reach from the least to the "
+        "most. Bytes are those of tensors."
+    )
+
+    @property
+    def medians(self) -> dict[str, dict[int, float]]:
+        """By name, the median at each row length, in the unit that is shown."""
+        size = UNITS[self.cost][1]
+        return {
+            name: {length: median(taken) / size for length, taken in costs.items()}
+            for name, costs in self.settings.items()
+        }
+
+    @property
+    def says(self) -> str:
+        """The least and the greatest median at the longest rows."""
+        unit, _, what = UNITS[self.cost]
+        longest = max(length for costs in self.settings.values() for length in costs)
+        last = sorted((c[longest], name) for name, c in self.medians.items() if longest in c)
+        (least, first), (most, other) = last[0], last[-1]
+        return (
+            f"At {longest:,} tokens a row, the median of {what} goes from {least:,.4g} {unit} "
+            f"({first}) to {most:,.4g} {unit} ({other})."
+        )
+
+    def numbers(self) -> Table:
+        """Return the median of each setting at each row length."""
+        unit, medians = UNITS[self.cost][0], self.medians
+        lengths = sorted({length for costs in medians.values() for length in costs})
+        rows = [
+            (name, *(f"{costs[n]:,.4g}" if n in costs else "–" for n in lengths))
+            for name, costs in medians.items()
+        ]
+        return Table((f"setting, {unit}", *(f"{n:,} tokens" for n in lengths)), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw a line for each setting over the row lengths, both axes logarithmic."""
+        unit, size, what = UNITS[self.cost]
+        lines = [
+            Line(
+                name,
+                np.array(list(costs), np.float64),
+                np.array(list(costs.values())),
+                np.array([(min(c), max(c)) for c in self.settings[name].values()]) / size,
+            )
+            for name, costs in self.medians.items()
+        ]
+        lengths = {float(n): f"{n:,}" for costs in self.settings.values() for n in sorted(costs)}
+        y = Axis(f"{what}, {unit}", scale="log")
+        return curves([Curves(lines, y)], Axis("tokens a row", scale="log", ticks=lengths))
+
+
+def collect_costs(table: pl.DataFrame, cost: str) -> SettingCosts:
+    """Return the costs of a table's settings by row length, and by what else tells them apart.
+
+    A factor that follows from the row length, such as the rows of a batch, is not named.
+
+    Raises:
+        NotApplicableError: for an empty table.
+    """
+    if not len(table):
+        raise NotApplicableError("nothing was measured")
+    factors = [
+        name
+        for name in table.columns
+        if name not in {*MEASURED_COST, "seq_len"}
+        and table.group_by("seq_len").agg(pl.col(name).n_unique())[name].max() != 1
+    ]
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in table.sort("seq_len", maintain_order=True).iter_rows(named=True):
+        values: dict[str, Any] = {name: row[name] for name in factors}
+        lengths = found.setdefault(name_values(values), {})
+        lengths.setdefault(row["seq_len"], []).append(row["cost"])
+    return SettingCosts(cost, found)

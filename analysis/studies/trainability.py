@@ -5,32 +5,23 @@ Kaplan–Meier medians. An exact log-rank test compares each factor with the bas
 correction over the factors.
 """
 
-import html
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from analysis.plots.style import BLUE, MUTED, VERMILLION, new_figure
-from analysis.statistics.holm import holm
-from analysis.statistics.survival import (
-    check_installed,
-    compute_least_p,
-    estimate_median,
-    log_rank_p,
-)
-from analysis.sweeps.settings import describe_unfinished
+from analysis.base import Finding, Table
+from analysis.figures import Axis, Dots, Pairs, pairs
+from analysis.statistics.comparisons import compute_least_p, estimate_median, holm, log_rank_p
+from analysis.sweeps.results import format_steps
 from lab.studies.trainability import BASELINE
 
 LEVEL = 0.05
 """Corrected p below which a factor differs from the baseline."""
 ENDED = ("solved", "budget", "out of time", "diverged")
 """Statuses to analyze; a diverged run counts as unsolved after the most steps of any run."""
-ROW = 19
-"""Height of one factor's line in pixels."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +54,80 @@ class FactorEffect:
         return self.corrected is not None and self.corrected < LEVEL
 
 
-def measure(table: pl.DataFrame) -> list[FactorEffect]:
-    """Return the factors that were run, fastest first; without a baseline run, none has a p.
+@dataclass(frozen=True)
+class FactorEffects(Finding):
+    """The factors that were run, fastest first.
 
-    Raises:
-        MissingLibraryError: when lifelines is not installed.
+    Attributes:
+        effects: of each; without a run of the baseline, none has a p.
     """
-    check_installed()
+
+    effects: tuple[FactorEffect, ...]
+    title = "Steps until solved, by changed setting"
+    reading = (
+        "A ring is a run that was solved, a triangle one that was not by then. Medians are Kaplan "
+        "and Meier's, and missing where fewer than half of the runs were solved. The dotted line "
+        "is the baseline's."
+    )
+
+    @property
+    def baseline(self) -> FactorEffect | None:
+        """The effect of no change; None if the baseline was not run."""
+        return next((effect for effect in self.effects if effect.factor == BASELINE), None)
+
+    @property
+    def says(self) -> str:
+        """How many factors are solved sooner and later, and how many have too few runs."""
+        base, tested = self.baseline, [e for e in self.effects if e.p is not None]
+        if base is None or not tested:
+            return "There is nothing to compare: run the baseline and at least one factor first."
+        sooner = [_is_faster(effect, base) for effect in tested if effect.counts]
+        least = [compute_least_p(len(e.steps), len(base.steps)) * len(tested) for e in tested]
+        return (
+            f"Factors that are solved significantly sooner than the baseline, {BASELINE}: "
+            f"{sum(sooner)} of {len(tested)}; later: {len(sooner) - sum(sooner)}; with too few "
+            f"runs to differ, whatever their effect: {sum(p >= LEVEL for p in least)}."
+        )
+
+    def numbers(self) -> Table:
+        """Return the median steps of each factor, and its p."""
+        rows = [
+            (
+                e.factor,
+                format_steps(e.median),
+                " … ".join(map(format_steps, e.interval)),
+                format_steps(e.rows),
+                f"{sum(e.solved)} of {len(e.solved)}",
+                "" if e.p is None else f"{e.p:.2g}",
+                "" if e.corrected is None else f"{e.corrected:.2g}",
+            )
+            for e in self.effects
+        ]
+        heads = ("factor", "median steps", "95 %", "rows", "solved", "p", "p (Holm)")
+        return Table(heads, tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw each factor's runs and their median, fastest on top; triangles are unsolved runs."""
+        effects, level = self.effects, self.baseline and self.baseline.median
+        medians = np.array([e.median if math.isfinite(e.median) else math.nan for e in effects])
+        counts = np.array([effect.counts for effect in effects])
+        steps = np.array([steps for effect in effects for steps in effect.steps])
+        solved = np.array([solved for effect in effects for solved in effect.solved])
+        line = np.repeat(np.arange(len(effects)), [len(effect.steps) for effect in effects])
+        other = np.where(counts, medians, np.nan)
+        dots = [
+            Dots("median", np.where(counts, np.nan, medians)),
+            Dots("median, differs from the baseline", other, look="diamond"),
+            Dots("a run, solved", steps[solved], look="run", lines=line[solved]),
+            Dots("a run, not solved by then", steps[~solved], look="unsolved", lines=line[~solved]),
+        ]
+        levels = {"baseline": level} if level and math.isfinite(level) else {}
+        panel = Pairs(dots, Axis("steps until solved", "count"), levels=levels)
+        return pairs([effect.factor for effect in effects], panel).update_xaxes(rangemode="tozero")
+
+
+def measure(table: pl.DataFrame) -> tuple[FactorEffects, ...]:
+    """Return the effects of the factors that were run; nothing if none was."""
     run = table.filter(pl.col("status").is_in(ENDED) & pl.col("steps").is_not_null())
     most = run["steps"].max()
     diverged = pl.col("status") == "diverged"
@@ -86,7 +144,8 @@ def measure(table: pl.DataFrame) -> list[FactorEffect]:
             for effect, p, corrected in zip(others, ps, holm(ps), strict=True)
         }
         effects = [tested.get(effect.factor, effect) for effect in effects]
-    return sorted(effects, key=lambda effect: (effect.median, np.mean(effect.steps)))
+    effects.sort(key=lambda effect: (effect.median, np.mean(effect.steps)))
+    return (FactorEffects(tuple(effects)),) if effects else ()
 
 
 def _estimate_effect(factor: str, rows: pl.DataFrame) -> FactorEffect:
@@ -102,112 +161,9 @@ def _estimate_effect(factor: str, rows: pl.DataFrame) -> FactorEffect:
     )
 
 
-def summarize(effects: Sequence[FactorEffect], without: int) -> list[str]:
-    """Say which factors shorten the first stage and which do not.
-
-    Args:
-        effects: as `measure` returns.
-        without: how many cells of the study have not ended.
-    """
-    baseline = next((effect for effect in effects if effect.factor == BASELINE), None)
-    tested = [effect for effect in effects if effect.p is not None]
-    if baseline is None or not tested:
-        sentences = [
-            "Nothing to compare yet: the baseline and at least one factor must be run first."
-        ]
-        return sentences + describe_unfinished(without)
-    faster = [e for e in tested if e.counts and _is_faster(e, baseline)]
-    slower = [e for e in tested if e.counts and not _is_faster(e, baseline)]
-    same = [e for e in tested if not e.counts]
-    reference = f"the baseline, {BASELINE} ({_format_steps(baseline.median)})"
-    sentences = []
-    if faster:
-        listed = ", ".join(f"{e.factor} ({_format_steps(e.median)})" for e in faster)
-        sentences.append(f"Solved sooner than {reference}: {listed}.")
-    if slower:
-        listed = ", ".join(f"{e.factor} ({_format_steps(e.median)})" for e in slower)
-        sentences.append(f"Solved later than {reference}: {listed}.")
-    if same:
-        listed = ", ".join(f"{e.factor} ({_format_steps(e.median)})" for e in same)
-        sentences.append(f"Not significantly different from {reference}: {listed}.")
-    least = [compute_least_p(len(e.steps), len(baseline.steps)) * len(tested) for e in tested]
-    blind = sum(p >= LEVEL for p in least)
-    if blind:
-        sentences.append(
-            f"{blind} of {len(tested)} factors {'has' if blind == 1 else 'have'} too few runs to "
-            "differ significantly from the "
-            "baseline, whatever their effect: run more --seeds."
-        )
-    return sentences + describe_unfinished(without)
-
-
 def _is_faster(effect: FactorEffect, baseline: FactorEffect) -> bool:
     """Whether a factor's runs are solved sooner, by median or, for equal medians, by mean."""
     ours, theirs = effect.median, baseline.median
     if ours == theirs:
         return float(np.mean(effect.steps)) < float(np.mean(baseline.steps))
     return ours < theirs
-
-
-def _format_steps(median: float) -> str:
-    return (
-        f"{median:,.0f} steps"
-        if math.isfinite(median)
-        else "fewer than half of the runs were solved"
-    )
-
-
-def draw(effects: Sequence[FactorEffect]) -> go.Figure:
-    """Draw each factor's runs and their median, fastest on top; triangles are unsolved runs."""
-    names = [html.escape(effect.factor) for effect in effects]
-    fig = new_figure(height=200 + ROW * len(effects))
-    for solved, symbol, name in (
-        (True, "circle-open", "a run, solved"),
-        (False, "triangle-right-open", "a run, not solved by then"),
-    ):
-        points = [
-            (steps, label)
-            for effect, label in zip(effects, names, strict=True)
-            for steps, ended in zip(effect.steps, effect.solved, strict=True)
-            if ended is solved
-        ]
-        fig.add_scatter(
-            x=[steps for steps, _ in points],
-            y=[label for _, label in points],
-            mode="markers",
-            marker={"symbol": symbol, "color": MUTED, "size": 7},
-            name=name,
-            hovertemplate=f"%{{y}}: {name}, %{{x:,}} steps<extra></extra>",
-        )
-    for counts, color, symbol, name in (
-        (False, BLUE, "line-ns", "median"),
-        (True, VERMILLION, "diamond", "median, differs from the baseline"),
-    ):
-        known = [
-            (effect, label)
-            for effect, label in zip(effects, names, strict=True)
-            if math.isfinite(effect.median) and effect.counts is counts
-        ]
-        fig.add_scatter(
-            x=[effect.median for effect, _ in known],
-            y=[label for _, label in known],
-            mode="markers",
-            marker={
-                "symbol": symbol,
-                "color": color,
-                "size": 9,
-                "line": {"width": 2.4, "color": color},
-            },
-            name=name,
-            hovertemplate=f"%{{y}}: {name} %{{x:,}} steps<extra></extra>",
-        )
-    baseline = next((effect for effect in effects if effect.factor == BASELINE), None)
-    if baseline is not None and math.isfinite(baseline.median):
-        fig.add_vline(baseline.median, line={"color": MUTED, "dash": "dot"}, layer="below")
-    fig.update_xaxes(title_text="steps until solved", tickformat=",", rangemode="tozero")
-    fig.update_yaxes(
-        categoryorder="array", categoryarray=names[::-1], automargin="left", showgrid=False
-    )
-    # Four entries would cover the title, so the legend is below the axis.
-    legend = {"y": -55 / (ROW * len(effects)), "yanchor": "top"}
-    return fig.update_layout(legend=legend, margin_t=70, margin_b=130)

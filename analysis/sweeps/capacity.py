@@ -4,7 +4,7 @@ The curve is 1 / (1 + (K / K½)^s) for K pairs. Its half point K½ is the number
 half are recalled, and s says how sharply accuracy falls there. Intervals resample runs.
 """
 
-import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,9 +13,8 @@ import plotly.graph_objects as go
 import polars as pl
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Words
-from analysis.plots.style import new_figure
-from analysis.sweeps.lines import HEIGHT, SHARES, choose_look, put_legend_below
+from analysis.base import Finding, NotApplicableError, Table
+from analysis.figures import Axis, Curves, Line, curves
 from analysis.sweeps.settings import RATE, choose_rates, list_factors, name_values, select_results
 
 RESAMPLES, PERCENTILES = 200, (2.5, 97.5)
@@ -25,6 +24,8 @@ APART = 0.5
 """If accuracies of a setting's runs differ by more, some did not learn what they could hold."""
 PAIRS = ("pairs", "n_pairs")
 """Columns that may hold the number of pairs."""
+POINTS = 100
+"""Points through which a fitted curve is drawn."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class CapacityCurve:
         size: the value that does so, where it is one number; else None.
         pairs: K of each run.
         accuracy: of each run on test rows, in [0, 1].
-        half: pairs of which half are recalled, by the fitted curve; None if no curve was fitted.
-        sharpness: its exponent s.
+        half: pairs of which half are recalled, by the fitted curve; NaN if no curve was fitted.
+        sharpness: its exponent s, likewise.
         interval: 95 % of `half`; an end beyond the pairs that were tried is infinite, or 0.
     """
 
@@ -45,14 +46,14 @@ class CapacityCurve:
     size: float | None
     pairs: Int[np.ndarray, " n"]
     accuracy: Float[np.ndarray, " n"]
-    half: float | None = None
-    sharpness: float | None = None
-    interval: tuple[float, float] | None = None
+    half: float = math.nan
+    sharpness: float = math.nan
+    interval: tuple[float, float] = (0.0, math.inf)
 
     @property
     def within(self) -> bool:
         """Whether the half point lies among the numbers of pairs that were tried."""
-        return self.half is not None and self.pairs.min() <= self.half <= self.pairs.max()
+        return bool(self.pairs.min() <= self.half <= self.pairs.max())
 
     @property
     def spread(self) -> float:
@@ -71,64 +72,71 @@ class CapacityCurves(Finding):
 
     curves: tuple[CapacityCurve, ...]
     factor: str
+    title = "How many pairs are recalled"
+    reading = (
+        "A mark is a run; the line is the logistic curve of least squares through the runs of a "
+        "setting. Its half point has an interval that resamples runs. Where runs with as many "
+        f"pairs differ by more than {APART}, some did not learn, which lowers the curve, whatever "
+        "the state could hold."
+    )
 
-    def describe(self) -> Words:
-        """Say how many pairs each setting holds, and how that grows."""
-        sentences = [_describe_curve(curve) + _describe_spread(curve) for curve in self.curves]
-        known = [curve for curve in self.curves if curve.within and curve.size]
-        if len(known) > 1:
-            first, last = known[0], known[-1]
-            assert first.half is not None
-            assert last.half is not None
-            assert first.size is not None
-            assert last.size is not None
-            growth = np.log2(last.half / first.half) / np.log2(last.size / first.size)
-            change = f"the half point changes as {self.factor} to the power {growth:.2f}"
-            if growth > 0:
-                change = change.replace("changes", "grows")
-            if _overlap(first.interval, last.interval):
-                change = f"no change of the half point with {self.factor} is certain"
-            sentences.append(f"From {first.name} to {last.name}, {change}.")
-        says = " ".join(sentences)
-        return Words(
-            "How many pairs are recalled",
-            says,
-            "A ring is a run; the line is the logistic curve of least squares through the runs of "
-            "a setting. Its half point has an interval that resamples runs.",
-            f"Falling curves of accuracy by stored pairs. {says}",
+    @property
+    def growth(self) -> float | None:
+        """The power of the factor with which the half point grows; None where that is not sure."""
+        known = [(curve, curve.size) for curve in self.curves if curve.within and curve.size]
+        if len(known) < 2:
+            return None
+        (first, size), (last, last_size) = known[0], known[-1]
+        if first.interval[1] >= last.interval[0] and last.interval[1] >= first.interval[0]:
+            return None
+        return math.log(last.half / first.half) / math.log(last_size / size)
+
+    @property
+    def says(self) -> str:
+        """How many half points were reached, and how they grow."""
+        reached = sum(curve.within for curve in self.curves)
+        found = (
+            "Settings whose half point lies among the numbers of pairs that were tried: "
+            f"{reached} of {len(self.curves)}"
         )
+        if self.growth is None:
+            return f"{found}; no change of it is certain."
+        return f"{found}; it changes as {self.factor} to the power {self.growth:.2f}."
 
-    def draw(self) -> go.Figure:
-        """Draw accuracy against pairs: a ring for each run, and each setting's fitted curve."""
-        fig = new_figure(height=HEIGHT)
-        for number, curve in enumerate(self.curves):
-            look, name = choose_look(number), html.escape(curve.name)
-            fig.add_scatter(
-                x=curve.pairs,
-                y=curve.accuracy,
-                mode="markers",
-                marker={"symbol": f"{look['symbol']}-open", "color": look["color"], "size": 8},
-                name=name,
-                legendgroup=name,
-                showlegend=curve.half is None,
-                hovertemplate=f"{name}, %{{x}} pairs: %{{y:.1%}}<extra></extra>",
-            )
-            if curve.half is not None and curve.sharpness is not None:
-                ends = np.log2(curve.pairs.min()), np.log2(curve.pairs.max())
-                log_pairs = np.linspace(*ends, 60)
-                fig.add_scatter(
-                    x=np.exp2(log_pairs),
-                    y=compute_curve(log_pairs, np.log2(curve.half), curve.sharpness),
-                    mode="lines",
-                    line={"color": look["color"], "dash": look["dash"]},
-                    name=name,
-                    legendgroup=name,
-                    hoverinfo="skip",
-                )
+    def numbers(self) -> Table:
+        """Return mean accuracies and the half point of each setting, and how equal runs differ."""
         tried = sorted({int(k) for curve in self.curves for k in curve.pairs})
-        fig.update_xaxes(title_text="stored pairs K", type="log", tickvals=tried, ticktext=tried)
-        fig.update_yaxes(title_text="test accuracy", **SHARES)
-        return put_legend_below(fig, [curve.name for curve in self.curves], HEIGHT)
+        rows = []
+        for curve in self.curves:
+            found = [curve.accuracy[curve.pairs == k] for k in tried]
+            means = [f"{shares.mean():.3f}" if len(shares) else "–" for shares in found]
+            rows.append((curve.name, *means, *_format_half(curve), f"{curve.spread:.2f}"))
+        heads = [f"K {k}" for k in tried]
+        return Table(("setting", *heads, "half of", "95 %", "runs differ by"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw accuracy against pairs: a mark for each run, and each setting's fitted curve."""
+        lines = []
+        for i, curve in enumerate(self.curves):
+            if not math.isnan(curve.half):
+                pairs = np.geomspace(curve.pairs.min(), curve.pairs.max(), POINTS)
+                shares = compute_curve(np.log2(pairs), np.log2(curve.half), curve.sharpness)
+                lines.append(Line(curve.name, pairs, shares, look=i))
+            lines.append(Line(curve.name, curve.pairs, curve.accuracy, shape="points", look=i))
+        tried = {float(k): f"{k:g}" for curve in self.curves for k in curve.pairs}
+        x = Axis("stored pairs K", scale="log", ticks=tried)
+        return curves([Curves(lines, Axis("test accuracy", "share"))], x)
+
+
+def _format_half(curve: CapacityCurve) -> tuple[str, str]:
+    if math.isnan(curve.half):
+        return "too few runs", "–"
+    least, most = curve.pairs.min(), curve.pairs.max()
+    half, low, high = (
+        f"below {least}" if k < least else f"above {most}" if k > most else f"{k:.1f}"
+        for k in (curve.half, *curve.interval)
+    )
+    return half, f"{low} … {high}"
 
 
 def measure(table: pl.DataFrame) -> Sequence[CapacityCurves]:
@@ -175,11 +183,8 @@ def _fit_curve(name: str, size: float | None, rows: pl.DataFrame, column: str) -
         if len(set(pairs[some].tolist())) > 1:
             halves.append(_fit(pairs[some], accuracy[some])[0])
     low, high = np.percentile(halves, PERCENTILES)
-    interval = (
-        float(low) if low >= pairs.min() else 0.0,
-        float(high) if high <= pairs.max() else float("inf"),
-    )
-    return CapacityCurve(name, size, pairs, accuracy, half, sharpness, interval)
+    low, high = low if low >= pairs.min() else 0.0, high if high <= pairs.max() else math.inf
+    return CapacityCurve(name, size, pairs, accuracy, half, sharpness, (float(low), float(high)))
 
 
 def _fit(pairs: Int[np.ndarray, " n"], accuracy: Float[np.ndarray, " n"]) -> tuple[float, float]:
@@ -204,34 +209,3 @@ def compute_curve(
 ) -> Float[np.ndarray, " n"]:
     """Return the accuracy at 2^log_pairs pairs."""
     return 1 / (1 + np.exp2(sharpness * (log_pairs - log_half)))
-
-
-def _overlap(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Whether two intervals share a point; where one is unknown, they may."""
-    if one is None or other is None:
-        return True
-    return max(one[0], other[0]) <= min(one[1], other[1])
-
-
-def _describe_curve(curve: CapacityCurve) -> str:
-    name = curve.name
-    if curve.half is None or curve.interval is None:
-        return f"{name}: too few runs for a curve."
-    least, most = int(curve.pairs.min()), int(curve.pairs.max())
-    if curve.half > most:
-        return f"{name} recalls more than half of {most} pairs; its half point was not reached."
-    if curve.half < least:
-        return f"{name} recalls less than half of {least} pairs already."
-    low, high = curve.interval
-    lower = f"{low:.1f}" if low else f"below {least}"
-    upper = f"{high:.1f}" if high < np.inf else f"above {most}"
-    return f"{name} recalls half of {curve.half:.1f} pairs (95 %: {lower} … {upper})."
-
-
-def _describe_spread(curve: CapacityCurve) -> str:
-    if curve.half is None or curve.spread <= APART:
-        return ""
-    return (
-        f" Its runs with as many pairs differ by up to {curve.spread:.2f}: some did not learn, "
-        "which lowers the curve, whatever the state could hold."
-    )

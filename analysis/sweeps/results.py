@@ -1,23 +1,438 @@
-"""All that a sweep's table shows: its settings, and the figures that apply."""
+"""What a sweep's table shows: accuracy by width, learning rate and cost, and steps until solved."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import plotly.graph_objects as go
 import polars as pl
+from jaxtyping import Float
 
-from analysis.base import Finding, NotApplicableError
-from analysis.statistics.survival import MissingLibraryError
-from analysis.sweeps import capacity, costs, rates, survival, widths
-from analysis.sweeps.settings import SettingResult, collect_settings
+from analysis.base import Finding, NotApplicableError, Table
+from analysis.figures import Axis, Curves, Line, curves
+from analysis.figures.theme import MUTED
+from analysis.statistics.comparisons import estimate_curve, estimate_median
+from analysis.sweeps import capacity
+from analysis.sweeps.settings import (
+    RATE,
+    SettingResult,
+    choose_rates,
+    collect_settings,
+    list_factors,
+    name_values,
+    select_results,
+)
+from analysis.words import percent, percents
+from lab.intervals import bound_mean
 from lab.training.records import name_ending
 
+WIDTH, LENGTH = "d_model", "seq_len"
+CLOSE = 0.05
+"""Rates whose mean validation accuracy is within this of the chosen one's form the window."""
+ACCURACY = Axis("test accuracy", "share")
+PANEL = 210
+"""Height of a panel, where there are several, px."""
+
+
+@dataclass(frozen=True)
+class WidthCurves(Finding):
+    """Accuracy by width: a panel for each row length, a line for each setting.
+
+    Attributes:
+        settings: each at its best learning rate.
+    """
+
+    settings: tuple[SettingResult, ...]
+    title = "Accuracy by width"
+    reading = (
+        "A point is the mean over seeds on test rows, at the learning rate that is best on "
+        "validation rows. Whiskers are 95 % intervals: over seeds, and over rows where those "
+        "are wider. Intervals that overlap show no difference."
+    )
+
+    @property
+    def ends(self) -> dict[int | None, tuple[SettingResult, SettingResult]]:
+        """The settings of the lowest and the highest mean, by row length; None: all have one."""
+        lengths = {s.factors.get(LENGTH) for s in self.settings}
+        ends = {}
+        for length in sorted(lengths, key=lambda length: length or 0):
+            ordered = sorted(self._select(length), key=lambda s: s.mean)
+            ends[length] = ordered[0], ordered[-1]
+        return ends
+
+    @property
+    def says(self) -> str:
+        """The lowest and the highest mean."""
+        least, most = (pick(self.settings, key=lambda s: s.mean) for pick in (min, max))
+        if least.mean == most.mean:
+            return f"The mean accuracy is {percent(most.mean)} in every setting."
+        return (
+            f"The lowest mean accuracy is {percent(least.mean)} ({least.name()}), the highest "
+            f"{percent(most.mean)} ({most.name()})."
+        )
+
+    def numbers(self) -> Table:
+        """Return the settings of the lowest and the highest mean at each row length."""
+        rows = [
+            (format_length(length), end, setting.name([LENGTH]), *format_mean(setting))
+            for length, found in self.ends.items()
+            for end, setting in zip(("lowest", "highest"), found, strict=True)
+        ]
+        return Table(("tokens", "mean", "setting", "accuracy", "95 %", "seeds"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw a panel for each row length."""
+        lines = {s.name([WIDTH, LENGTH, RATE]): None for s in self.settings}
+        panels = []
+        for length in self.ends:
+            groups: dict[str, list[SettingResult]] = {name: [] for name in lines}
+            for setting in sorted(self._select(length), key=lambda s: s.factors[WIDTH]):
+                groups[setting.name([WIDTH, LENGTH, RATE])].append(setting)
+            title = "" if length is None else f"{length:,} tokens"
+            joined = [_join(name, group) for name, group in groups.items() if group]
+            panels.append(Curves(joined, ACCURACY, title, height=PANEL))
+        widths = sorted({s.factors[WIDTH] for s in self.settings})
+        x = Axis(WIDTH, scale="log", ticks={width: str(width) for width in widths})
+        return curves(panels, x, across=2)
+
+    def _select(self, length: int | None) -> list[SettingResult]:
+        return [s for s in self.settings if s.factors.get(LENGTH) == length]
+
+
+def _join(name: str, settings: Sequence[SettingResult]) -> Line:
+    """Return a line through the settings, by width."""
+    return Line(
+        name,
+        np.array([s.factors[WIDTH] for s in settings], np.float64),
+        np.array([s.mean for s in settings]),
+        np.array([s.interval for s in settings]).reshape(-1, 2),
+        notes=[s.name() for s in settings],
+    )
+
+
+def format_length(length: int | None) -> str:
+    """Format a row length; "all" where the runs have only one."""
+    return "all" if length is None else f"{length:,}"
+
+
+def format_mean(setting: SettingResult) -> tuple[str, str, str]:
+    """Format the mean accuracy of a setting, its interval, and how many seeds it has."""
+    known = not np.isnan(setting.interval).any()
+    interval = " … ".join(percents(*setting.interval)) if known else "–"
+    return percent(setting.mean), interval, str(len(setting.seeds))
+
+
+def measure_widths(table: pl.DataFrame) -> Sequence[WidthCurves]:
+    """Return accuracy by width of a sweep's table.
+
+    Raises:
+        NotApplicableError: when the runs that have ended have one width.
+    """
+    settings = tuple(s for s in collect_settings(table) if s.seeds and s.factors.get(WIDTH))
+    if len({s.factors[WIDTH] for s in settings}) < 2:
+        raise NotApplicableError("the runs that have ended have one width")
+    return [WidthCurves(settings)]
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """One setting at several learning rates.
+
+    Attributes:
+        name: what tells the setting from others.
+        rates: learning rates, ascending.
+        validation: mean accuracy on validation rows at each rate; 0 where all runs diverged.
+        accuracies: of each run on test rows, at each rate.
+        chosen: the rate that is best on validation rows, of those with the most seeds.
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    validation: tuple[float, ...]
+    accuracies: tuple[tuple[float, ...], ...]
+    chosen: float
+
+    @property
+    def works(self) -> bool:
+        """Whether any answer is right at any rate."""
+        return max(self.validation) > 0
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The lowest and highest rate without a gap around the chosen one that are close to it."""
+        at = self.rates.index(self.chosen)
+        least = self.validation[at] - CLOSE
+        low = high = at
+        while low > 0 and self.validation[low - 1] >= least:
+            low -= 1
+        while high < len(self.rates) - 1 and self.validation[high + 1] >= least:
+            high += 1
+        return self.rates[low], self.rates[high]
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the chosen rate is the lowest or the highest of those that were tried."""
+        return self.works and self.chosen in (self.rates[0], self.rates[-1])
+
+
+@dataclass(frozen=True)
+class RateCurves(Finding):
+    """Accuracy by learning rate, a line for each setting."""
+
+    curves: tuple[RateCurve, ...]
+    title = "Accuracy by learning rate"
+    reading = (
+        "A point is the mean over seeds on test rows; whiskers are 95 % intervals. The ring is "
+        "the rate that is best on validation rows, of those with the most seeds; the window "
+        f"holds the rates within {CLOSE} of it there. A best rate at the end of what was tried "
+        "asks for further rates."
+    )
+
+    @property
+    def says(self) -> str:
+        """For how many settings the best rate may lie outside, and for how many none works."""
+        ends, dead = sum(c.at_end for c in self.curves), sum(not c.works for c in self.curves)
+        return (
+            "Settings whose best learning rate on validation rows is at the end of what was "
+            f"tried: {ends} of {len(self.curves)}; settings for which none works: {dead}."
+        )
+
+    def numbers(self) -> Table:
+        """Return the chosen rate and the window of each setting."""
+        rows = [
+            (c.name, f"{c.chosen:g}", "{:g} … {:g}".format(*c.window), "yes" if c.at_end else "no")
+            if c.works
+            else (c.name, "none works", "–", "no")
+            for c in self.curves
+        ]
+        return Table(("setting", "best rate", "window", "at the end"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw a line for each setting, and a ring around the chosen rate."""
+        lines, rings = [], []
+        for curve in self.curves:
+            known = [i for i, shares in enumerate(curve.accuracies) if shares]
+            rates = np.array(curve.rates)[known]
+            means = np.array([np.mean(curve.accuracies[i]) for i in known])
+            ends = np.array([bound_mean(curve.accuracies[i]) for i in known]).reshape(-1, 2)
+            lines.append(Line(curve.name, rates, means, ends))
+            rings += [(curve.chosen, mean) for mean in means[rates == curve.chosen]]
+        tried = sorted({rate for curve in self.curves for rate in curve.rates})
+        x = Axis("learning rate", scale="log", ticks={rate: f"{rate:g}" for rate in tried})
+        return curves([Curves(lines, ACCURACY)], x).add_scatter(
+            x=[rate for rate, _ in rings],
+            y=[mean for _, mean in rings],
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 15, "line": {"width": 1.5}, "color": MUTED},
+            showlegend=False,
+            hoverinfo="skip",
+        )
+
+
+def measure_rates(table: pl.DataFrame) -> Sequence[RateCurves]:
+    """Return accuracy by learning rate of a sweep's table.
+
+    Raises:
+        NotApplicableError: when the runs that have ended have one learning rate.
+    """
+    ended = select_results(table)
+    numeric = RATE in ended.columns and ended[RATE].dtype.is_numeric()
+    if not numeric or ended[RATE].n_unique() < 2:
+        raise NotApplicableError("the runs that have ended have one learning rate")
+    keys = [name for name in list_factors(table) if name != RATE]
+    groups = ended.group_by(keys, maintain_order=True) if keys else [((), ended)]
+    found = []
+    for key, rows in groups:
+        by_rate = {
+            float(str(rate)): group
+            for (rate,), group in rows.sort(RATE).group_by(RATE, maintain_order=True)
+        }
+        found.append(
+            RateCurve(
+                name=name_values(dict(zip(keys, key, strict=True))),
+                rates=tuple(by_rate),
+                validation=tuple(
+                    float(np.mean(g["validation"].fill_null(0.0).to_numpy()))
+                    for g in by_rate.values()
+                ),
+                accuracies=tuple(tuple(g["accuracy"].drop_nulls()) for g in by_rate.values()),
+                chosen=choose_rates(rows, keys)[RATE][0],
+            )
+        )
+    return [RateCurves(tuple(found))]
+
+
+@dataclass(frozen=True)
+class SolvingCurve:
+    """One setting's share of unsolved runs by steps.
+
+    Attributes:
+        name: what tells the setting from others.
+        steps: at which the share changes, from 0.
+        unsolved: the share from each of these steps on.
+        runs: how many there are.
+        solved: how many of them were solved.
+        median: steps after which half are solved; infinite if fewer were.
+        interval: its 95 % interval.
+    """
+
+    name: str
+    steps: Float[np.ndarray, " n"]
+    unsolved: Float[np.ndarray, " n"]
+    runs: int
+    solved: int
+    median: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class SolvingCurves(Finding):
+    """Survival curves of steps to solve, a line for each setting."""
+
+    curves: tuple[SolvingCurve, ...]
+    title = "Steps until solved"
+    reading = (
+        "The share of runs that are not solved yet on validation rows, by Kaplan and Meier: "
+        "runs that end unsolved count up to their last step, and runs that diverge as unsolved "
+        "up to the longest run of the setting. A setting whose runs all diverged has no line. "
+        "Each line falls at each run that is solved; with few seeds a step is large."
+    )
+
+    @property
+    def says(self) -> str:
+        """How many runs were solved, and the setting with the smallest median."""
+        first = min(self.curves, key=lambda curve: curve.median)
+        solved, runs = (sum(getattr(c, name) for c in self.curves) for name in ("solved", "runs"))
+        if np.isinf(first.median):
+            return f"Runs that were solved: {solved} of {runs}, in no setting half of them."
+        return (
+            f"Runs that were solved: {solved} of {runs}; the smallest median is "
+            f"{first.median:,.0f} steps ({first.name})."
+        )
+
+    def numbers(self) -> Table:
+        """Return the median of each setting, the smallest first."""
+        rows = [
+            (
+                c.name,
+                f"{c.solved} of {c.runs}",
+                format_steps(c.median),
+                " … ".join(map(format_steps, c.interval)),
+            )
+            for c in sorted(self.curves, key=lambda curve: curve.median)
+        ]
+        return Table(("setting", "solved", "median steps", "95 %"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw a falling line for each setting."""
+        lines = [Line(c.name, c.steps, c.unsolved, shape="stairs") for c in self.curves]
+        share = Axis("share not solved yet", "share")
+        return curves([Curves(lines, share)], Axis("training steps", "count"))
+
+
+def format_steps(steps: float) -> str:
+    """Format a number of steps; "–" where it is not known."""
+    return f"{steps:,.0f}" if np.isfinite(steps) else "–"
+
+
+def measure_solving(table: pl.DataFrame) -> Sequence[SolvingCurves]:
+    """Return the survival curves of a sweep's table.
+
+    Raises:
+        NotApplicableError: when no run was solved, or no setting has two runs.
+    """
+    settings = [s for s in collect_settings(table) if s.seeds]
+    if not any(any(s.solved) for s in settings):
+        raise NotApplicableError("no run was solved")
+    if all(len(s.seeds) + s.diverged < 2 for s in settings):
+        raise NotApplicableError("each setting has one run")
+    found = []
+    for setting in settings:
+        taken = [*setting.steps, *[max(setting.steps)] * setting.diverged]
+        solved = [*setting.solved, *[False] * setting.diverged]
+        found.append(
+            SolvingCurve(
+                setting.name([RATE]),
+                *estimate_curve(taken, solved),
+                len(taken),
+                sum(solved),
+                *estimate_median(taken, solved),
+            )
+        )
+    return [SolvingCurves(tuple(found))]
+
+
+@dataclass(frozen=True)
+class AccuracyCosts(Finding):
+    """Accuracy against seconds of training, a point for each setting.
+
+    Attributes:
+        settings: each at its best learning rate.
+    """
+
+    settings: tuple[SettingResult, ...]
+    title = "Accuracy by cost"
+    reading = (
+        "Across: mean seconds of training of a run, without evaluations, as measured beside "
+        "whatever else the machine did; up: mean test accuracy with its 95 % interval. The "
+        "line joins the settings that are the most accurate at their cost."
+    )
+
+    @property
+    def frontier(self) -> list[SettingResult]:
+        """The settings than which none is both cheaper and as accurate, cheapest first."""
+        found: list[SettingResult] = []
+        for setting in sorted(self.settings, key=lambda s: (s.cost, -s.mean)):
+            if not found or setting.mean > found[-1].mean:
+                found.append(setting)
+        return found
+
+    @property
+    def says(self) -> str:
+        """How many settings are the most accurate at their cost, and the best of them."""
+        best = self.frontier[-1]
+        return (
+            f"Settings that are the most accurate at their cost: {len(self.frontier)} of "
+            f"{len(self.settings)}; the highest mean, {percent(best.mean)}, takes {best.cost:,.0f} "
+            f"s ({best.name([RATE])})."
+        )
+
+    def numbers(self) -> Table:
+        """Return the settings that are the most accurate at their cost, cheapest first."""
+        rows = [(s.name([RATE]), f"{s.cost:,.1f}", *format_mean(s)) for s in self.frontier]
+        return Table(("setting", "seconds", "accuracy", "95 %", "seeds"), tuple(rows))
+
+    def figure(self) -> go.Figure:
+        """Draw a point for each setting, and the line of the most accurate."""
+        cost, mean = np.array([(s.cost, s.mean) for s in self.frontier]).T
+        lines = [Line("most accurate at its cost", cost, mean, look=-1)]
+        for i, s in enumerate(self.settings):
+            at, ends = np.array([s.cost]), np.array([s.interval])
+            name, size = s.name([RATE]), f"{s.parameters or 0:,} parameters"
+            note = [name if s.parameters is None else f"{name}, {size}"]
+            lines.append(Line(name, at, np.array([s.mean]), ends, "points", i, note))
+        return curves([Curves(lines, ACCURACY)], Axis("seconds of training", scale="log"))
+
+
+def measure_costs(table: pl.DataFrame) -> Sequence[AccuracyCosts]:
+    """Return accuracy by cost of a sweep's table.
+
+    Raises:
+        NotApplicableError: when fewer than two settings have ended.
+    """
+    settings = tuple(s for s in collect_settings(table) if s.seeds and s.cost > 0)
+    if len(settings) < 2:
+        raise NotApplicableError("fewer than two settings have ended")
+    return [AccuracyCosts(settings)]
+
+
 FIGURES: dict[str, Callable[[pl.DataFrame], Sequence[Finding]]] = {
-    "widths": widths.measure,
+    "widths": measure_widths,
     "capacity": capacity.measure,
-    "rates": rates.measure,
-    "survival": survival.measure,
-    "costs": costs.measure,
+    "rates": measure_rates,
+    "survival": measure_solving,
+    "costs": measure_costs,
 }
 """The figures by name, in their order on the page."""
 
@@ -59,7 +474,7 @@ def collect_results(table: pl.DataFrame, factors: Sequence[str]) -> SweepResults
     for name, measure in FIGURES.items():
         try:
             findings[name] = tuple(measure(table))
-        except (NotApplicableError, MissingLibraryError) as error:
+        except NotApplicableError as error:
             missing[name] = str(error)
     errors: dict[str, tuple[str, ...]] = {}
     for row in runs.filter(pl.col("error").is_not_null()).iter_rows(named=True):

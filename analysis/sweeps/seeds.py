@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from analysis.statistics.seeds import bound_mean
-from analysis.statistics.survival import estimate_median
+from analysis.statistics.comparisons import estimate_median
+from lab.intervals import bound_mean
 from lab.training.records import name_ending
 
 
@@ -57,13 +57,13 @@ class SeedSummary:
     within: tuple[float | None, float | None]
 
     @property
-    def solved(self) -> tuple[SeedRun, ...]:
-        """The runs that were solved."""
-        return tuple(run for run in self.runs if run.solved)
+    def solved(self) -> list[int]:
+        """The steps of the runs that were solved, ascending."""
+        return sorted(run.steps or 0 for run in self.runs if run.solved)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary, ready for JSON."""
-        steps = sorted(run.steps or 0 for run in self.solved)
+        steps = self.solved
         return {
             "runs": [asdict(run) for run in self.runs],
             "accuracy": {"mean": self.mean, "interval": self.interval},
@@ -78,24 +78,23 @@ class SeedSummary:
 
     def describe(self) -> str:
         """Say how many seeds were solved, after how many steps, and how the others ended."""
-        total, steps = len(self.runs), sorted(run.steps or 0 for run in self.solved)
-        text = f"{len(steps)} of {total} {'seed' if total == 1 else 'seeds'} solved"
-        others = [run for run in self.runs if not run.solved]
+        steps, others = self.solved, [run for run in self.runs if not run.solved]
+        lines = [f"seeds solved: {len(steps)} of {len(self.runs)}"]
         if steps:
             middle = "unknown" if self.median is None else f"{self.median:,g}"
             longest = max([run.steps or 0 for run in others], default=0)
             most = f"more than {max(longest, steps[-1]):,}" if others else f"{steps[-1]:,}"
-            text += f"; steps until solved: median {middle}, from {steps[0]:,} to {most}"
+            lines.append(f"steps until solved: median {middle}, from {steps[0]:,} to {most}")
         if others:
             kinds = Counter(name_ending(run.status) for run in others)
             how = ", ".join(
                 f"{kind.removeprefix('not solved: ')}: {count}" for kind, count in kinds.items()
             )
-            text += f". Those that are not solved ({how}) count as taking longer than they ran"
-        if self.mean is None or self.interval is None:
-            return f"{text}."
-        low, high = self.interval
-        return f"{text}. Mean accuracy {self.mean:.4f}, 95 % {low:.4f} … {high:.4f}."
+            lines.append(f"not solved, counted as taking longer than they ran: {how}")
+        if self.mean is not None and self.interval is not None:
+            low, high = self.interval
+            lines.append(f"mean accuracy: {self.mean:.4f}, 95 %: {low:.4f} … {high:.4f}")
+        return "\n".join(lines)
 
 
 def summarize_seeds(table: pl.DataFrame) -> SeedSummary:
@@ -109,22 +108,21 @@ def summarize_seeds(table: pl.DataFrame) -> SeedSummary:
         SeedRun(**{**row, "solved": bool(row["solved"])})
         for row in table.select(columns).sort("seed").iter_rows(named=True)
     )
-    known = [run for run in runs if run.accuracy is not None]
     taken = [run for run in runs if run.steps]
-    median, within = math.nan, (math.nan, math.nan)
+    median, (low, high) = math.inf, (math.inf, math.inf)
     if taken:
-        median, within = estimate_median(
-            [float(run.steps or 0) for run in taken], [run.solved for run in taken]
+        median, (low, high) = estimate_median(
+            [run.steps or 0 for run in taken], [r.solved for r in taken]
         )
-    accuracies = [run.accuracy for run in known if run.accuracy is not None]
-    rows = [(r.low, r.high) for r in known if r.low is not None and r.high is not None]
-    interval = bound_mean(accuracies, rows if len(rows) == len(known) else [])
+    accuracies = [run.accuracy for run in runs if run.accuracy is not None]
+    rows = [(r.low, r.high) for r in runs if r.low is not None and r.high is not None]
+    interval = bound_mean(accuracies, rows if len(rows) == len(accuracies) else [])
     return SeedSummary(
         runs=runs,
         mean=sum(accuracies) / len(accuracies) if accuracies else None,
         interval=None if math.isnan(interval[0]) else interval,
         median=_drop_infinite(median),
-        within=(_drop_infinite(within[0]), _drop_infinite(within[1])),
+        within=(_drop_infinite(low), _drop_infinite(high)),
     )
 
 

@@ -5,12 +5,12 @@ The learning rate is chosen on validation rows. Test rows take no part in the ch
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from analysis.statistics.seeds import bound_mean
+from lab.intervals import bound_mean
 from lab.sweeps.table import MEASURED
 
 RATE = "learning_rate"
@@ -46,15 +46,21 @@ class SettingResult:
     parameters: int | None
     unended: int = 0
     diverged: int = 0
-    interval: tuple[float, float] = field(init=False)
 
-    def __post_init__(self):
-        object.__setattr__(self, "interval", bound_mean(self.accuracies, self.rows))
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the mean, over seeds, and over rows where that is wider."""
+        return bound_mean(self.accuracies, self.rows)
 
     @property
     def mean(self) -> float:
         """Mean accuracy over seeds; NaN without a run."""
         return sum(self.accuracies) / len(self.accuracies) if self.accuracies else math.nan
+
+    @property
+    def cost(self) -> float:
+        """Mean seconds of training of a run."""
+        return sum(self.seconds) / len(self.seconds)
 
     def name(self, without: Iterable[str] = ()) -> str:
         """Return what tells it from other settings, such as "AM*2, d_model=32"."""
@@ -92,7 +98,7 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     solved = pl.col("solved").fill_null(False).all()
     right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
     score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(right.mean())
-    seeds = pl.col("seed" if "seed" in table.columns else RATE).filter(_HAS_RESULT).n_unique()
+    seeds = pl.col("seed").filter(_HAS_RESULT).n_unique()
     by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(_seeds=seeds, _score=score)
     ranked = by_rate.sort("_seeds", "_score", descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)
@@ -113,48 +119,25 @@ def collect_settings(table: pl.DataFrame) -> list[SettingResult]:
 
 def _collect(factors: Mapping[str, Any], rows: pl.DataFrame) -> SettingResult:
     known = rows.filter(pl.col("accuracy").is_not_null())
-    ends = known.select("low", "high") if {"low", "high"} <= {*known.columns} else None
-    whole = ends is not None and not ends.null_count().transpose().to_series().sum()
-    sizes = known["parameters"].drop_nulls()
+    ends = [(low, high) for low, high in known.select("low", "high").iter_rows() if low is not None]
     return SettingResult(
         factors=factors,
-        seeds=tuple(known["seed"]) if "seed" in known.columns else tuple(range(len(known))),
+        seeds=tuple(known["seed"]),
         accuracies=tuple(known["accuracy"]),
-        rows=tuple(ends.rows()) if ends is not None and whole else (),
+        rows=tuple(ends) if len(ends) == len(known) else (),
         steps=tuple(known["steps"].fill_null(0)),
         solved=tuple(known["solved"].fill_null(False)),
         seconds=tuple(known["seconds"].fill_null(0.0)),
-        parameters=sizes[0] if len(sizes) else None,
+        parameters=next(iter(known["parameters"].drop_nulls()), None),
         unended=len(rows) - len(known),
         diverged=rows.filter(pl.col("status") == "diverged").height,
     )
 
 
-def describe_unfinished(without: int) -> list[str]:
-    """Say how many runs of a sweep have not ended; nothing if all have."""
-    if without == 1:
-        return ["1 run has not ended and is left out."]
-    return [f"{without} runs have not ended and are left out."] if without else []
-
-
 def name_values(factors: Mapping[str, Any]) -> str:
     """Return the values of factors as one name; text says by itself what it is a value of."""
-    parts = [
-        value
-        if isinstance(value, str)
-        else f"{name}={value:g}"
-        if isinstance(value, float)
-        else f"{name}={value}"
-        for name, value in factors.items()
-    ]
+    parts = []
+    for name, value in factors.items():
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        parts.append(number if isinstance(value, str) else f"{name}={number}")
     return ", ".join(parts) or "all runs"
-
-
-def group_lines(
-    settings: Sequence[SettingResult], along: Sequence[str]
-) -> dict[str, list[SettingResult]]:
-    """Group settings that differ only along some factors and the learning rate, by name."""
-    lines: dict[str, list[SettingResult]] = {}
-    for setting in settings:
-        lines.setdefault(setting.name([*along, RATE]), []).append(setting)
-    return lines

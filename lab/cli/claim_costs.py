@@ -11,7 +11,7 @@ from lab.cli.output import check_output
 from lab.cli.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
-    from analysis.claims.statistic import Statistic
+    from analysis.claims.claim import Statistic
     from analysis.claims.verdict import ClaimVerdict
     from analysis.pages.page import Shown
     from lab.sweeps import Cell, Sweep
@@ -27,7 +27,7 @@ def judge_costs(
 
     Errors of usage and of files are reported in one line, as commands do.
     """
-    from analysis.claims.costs import collect_costs, decide_costs
+    from analysis.claims.verdict import collect_costs, decide_costs
     from analysis.pages.page import show_figure
     from lab.sweeps.table import is_table, save_table
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.claims.statistic import Statistic
+    from analysis.claims.claim import Statistic
     from analysis.claims.verdict import Floor
     from lab.sweeps import Sweep
     from tasks.base import Task

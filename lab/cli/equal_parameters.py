@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.claims.statistic import Statistic
+    from analysis.claims.claim import Statistic
     from lab.sweeps import Cell, Sweep
 
 

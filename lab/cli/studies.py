@@ -1,9 +1,9 @@
 """`lab reproduce` and `lab study`: sweeps whose grid the lab wrote, and what it makes of them."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from lab.cli.figures import check_figure, make_figure_option, save_figure
 from lab.cli.messages import refuse, report_failures, report_usage_errors, say
 from lab.cli.sweep import run_sweep
 from lab.cli.sweep_options import SweepOptions, share_options
+
+if TYPE_CHECKING:
+    from analysis.base import Finding
 
 FigureFile = Annotated[Path | None, make_figure_option("the study's figure")]
 
@@ -44,6 +47,7 @@ def reproduce(
 ) -> None:
     """Reproduce a figure of the paper, and compare its numbers with ours."""
     from analysis.studies import recall as results
+    from lab.cli.console import open_table_console
     from lab.cli.tables.studies import build_recall_table
     from lab.studies import recall
 
@@ -52,13 +56,12 @@ def reproduce(
             if not 0 < rate < float("inf"):
                 raise ValueError(f"learning_rate={rate}: must be > 0 and finite")
         chosen = _read_choices(options, figure)
-        study = recall.build_study(learning_rates=learning_rate or (), **chosen)
-    found, _ = run_sweep(study, options)
-    settings = results.measure(found)
-    missing, runs = results.count_runs(found)
-    said = results.summarize(settings, missing, runs)
-    stamp = f"{runs - missing} of {runs} runs"
-    _conclude(settings, said, build_recall_table, results.draw, figure, "Hard recall", stamp)
+        sweep = recall.build_study(learning_rates=learning_rate or (), **chosen)
+    found, _ = run_sweep(sweep, options)
+    settings = results.collect_settings(found)
+    if settings:
+        open_table_console().print(build_recall_table(settings))
+    _conclude(results.measure(settings), *results.count_runs(found), figure, "Hard recall")
 
 
 @share_options
@@ -98,67 +101,61 @@ def _study_trainability(
     name: Question, options: SweepOptions, chosen: dict[str, Any], figure: Path | None
 ) -> None:
     from analysis.studies import trainability as results
-    from lab.cli.tables.studies import build_trainability_table
     from lab.studies import trainability, trainability_ssd
 
     module = trainability if name is Question.trainability else trainability_ssd
     sweep = module.build_study(**chosen)
     found, _ = run_sweep(sweep, options)
-    effects = results.measure(found)
     left = sum(status not in results.ENDED for status in found["status"])
-    said, title = results.summarize(effects, left), sweep.question
-    stamp = f"{len(found) - left} of {len(found)} runs"
-    _conclude(effects, said, build_trainability_table, results.draw, figure, title, stamp)
+    _conclude(results.measure(found), left, len(found), figure, sweep.question)
 
 
 def _study_capacity(options: SweepOptions, chosen: dict[str, Any], figure: Path | None) -> None:
     from analysis.base import NotApplicableError
     from analysis.sweeps import capacity as results
-    from analysis.sweeps.settings import describe_unfinished
-    from lab.cli.tables.studies import build_capacity_table
-    from lab.studies.capacity import FACTOR, build_study
+    from lab.studies.capacity import build_study
 
     found, _ = run_sweep(build_study(**chosen), options)
-    curves, said = [], []
+    findings = ()
     try:
-        curves = list(results.measure(found)[0].curves)
-        said.append(results.CapacityCurves(tuple(curves), FACTOR).describe().says)
+        findings = results.measure(found)
     except NotApplicableError as error:
-        said.append(f"No curve: {error}.")
+        say(f"No curve: {error}.")
     left = found["accuracy"].null_count()
-    said += describe_unfinished(left)
-    title = "How many pairs the state of SSD holds"
-
-    def draw(curves: list[Any]) -> Any:
-        return results.CapacityCurves(tuple(curves), FACTOR).draw()
-
-    stamp = f"{len(found) - left} of {len(found)} runs"
-    _conclude(curves, said, build_capacity_table, draw, figure, title, stamp)
+    _conclude(findings, left, len(found), figure, "How many pairs the state of SSD holds")
 
 
 def _conclude(
-    measured: list[Any],
-    said: list[str],
-    build_table: Callable[[list[Any]], Any],
-    draw: Callable[[list[Any]], Any],
-    file: Path | None,
-    title: str,
-    stamp: str,
+    findings: "Sequence[Finding]", left: int, runs: int, file: Path | None, title: str
 ) -> None:
-    """Print the table and the verdict, and save the figure if one is asked for."""
-    from lab.cli.console import open_table_console
+    """Print tables and sentences, and save the figure of the first finding if one is asked for.
 
-    if measured:
-        open_table_console().print(build_table(measured))
-    say("\n".join(said))
+    Args:
+        findings: of the study.
+        left: how many of its runs have no result.
+        runs: how many it has.
+        file: of the figure.
+        title: of the figure.
+    """
+    from lab.cli.console import open_table_console
+    from lab.cli.tables.studies import build_numbers_table
+
+    for finding in findings:
+        numbers = finding.numbers()
+        if numbers is not None:
+            open_table_console().print(build_numbers_table(numbers))
+        say(finding.says)
+    if left:
+        say(f"Runs that have no result and are left out: {left} of {runs}.")
     if file is None:
         return
-    if not measured:
+    fig = findings[0].draw() if findings else None
+    if fig is None:
         raise refuse(f"figure={file}: no run has ended yet, so there is nothing to draw", 2)
     from analysis.plots.style import add_title
     from lab.files import explain_write_errors
 
     with report_failures(), explain_write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(add_title(draw(measured), title, stamp), file)
+    save_figure(add_title(fig, title, f"{runs - left} of {runs} runs"), file)
     say(file)

@@ -1,13 +1,11 @@
 """Tables of studies, for the terminal."""
 
-import math
 from collections.abc import Sequence
 
 from rich.table import Table
 
+from analysis.base import Table as Numbers
 from analysis.studies.recall import Setting
-from analysis.studies.trainability import FactorEffect
-from analysis.sweeps.capacity import CapacityCurve
 from lab.studies.published import PUBLISHED
 from lab.studies.recall import MIXERS
 
@@ -19,7 +17,11 @@ def build_recall_table(settings: Sequence[Setting]) -> Table:
     """
     widths = sorted({width for _, _, width in PUBLISHED})
     by_place = {(s.mixer, s.seq_len, s.d_model): s for s in settings}
-    table = Table(box=None, title="test accuracy / the paper's (±0.02)", title_justify="left")
+    table = Table(
+        box=None,
+        title="test accuracy / the paper's (±0.02); *: a run was cut short",
+        title_justify="left",
+    )
     table.add_column("mixer")
     table.add_column("T", justify="right")
     for width in widths:
@@ -42,41 +44,11 @@ def _format_cell(setting: Setting | None) -> str:
     return f"{setting.mean:.3f}{cut}{published}"
 
 
-def build_trainability_table(effects: Sequence[FactorEffect]) -> Table:
-    """Return a table of the factors with the median number of steps until solved."""
+def build_numbers_table(numbers: Numbers) -> Table:
+    """Return the numbers of a finding as a table, a line for each row."""
     table = Table(box=None)
-    for name in ("factor", "median steps", "95 %", "rows", "solved", "p", "Holm"):
-        table.add_column(name, justify="left" if name == "factor" else "right")
-    for effect in effects:
-        low, high = effect.interval
-        table.add_row(
-            effect.factor,
-            _format_number(effect.median),
-            f"{_format_number(low)} … {_format_number(high)}",
-            _format_number(effect.rows),
-            f"{sum(effect.solved)} of {len(effect.solved)}",
-            "" if effect.p is None else f"{effect.p:.2g}",
-            "" if effect.corrected is None else f"{effect.corrected:.2g}",
-            style="bold" if effect.counts else "",
-        )
+    for i, name in enumerate(numbers.columns):
+        table.add_column(name, justify="right" if i else "left")
+    for row in numbers.rows:
+        table.add_row(*row)
     return table
-
-
-def build_capacity_table(curves: Sequence[CapacityCurve]) -> Table:
-    """Return a table of accuracy by setting and number of pairs, with the fitted half point."""
-    tried = sorted({int(k) for curve in curves for k in curve.pairs})
-    table = Table(box=None, title="mean test accuracy over seeds", title_justify="left")
-    for name in ("setting", *(f"K {pairs}" for pairs in tried), "half point"):
-        table.add_column(name, justify="right")
-    for curve in curves:
-        means = [curve.accuracy[curve.pairs == pairs] for pairs in tried]
-        table.add_row(
-            curve.name,
-            *(f"{found.mean():.3f}" if len(found) else "not run" for found in means),
-            f"{curve.half:.1f}" if curve.half is not None and curve.within else "—",
-        )
-    return table
-
-
-def _format_number(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else "—"

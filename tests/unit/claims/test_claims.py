@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from analysis.claims import verdict
 from analysis.claims.card import Card
-from analysis.claims.claim import Claim
-from analysis.claims.statistic import Statistic, StatisticValue
-from analysis.claims.verdict import Floor, compute_power, decide, judge
+from analysis.claims.claim import Claim, Statistic
+from analysis.claims.verdict import Floor, StatisticValue, compute_power, decide, judge
 from lab.cli import app
 from lab.cli.claim import HOME, build_sweep
 from lab.cli.claim_floor import measure_floor

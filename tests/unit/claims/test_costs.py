@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from analysis.claims.claim import Claim
-from analysis.claims.costs import collect_costs, decide_costs, estimate_ratio
-from analysis.claims.statistic import Statistic
+from analysis.claims.claim import Claim, Statistic
+from analysis.claims.verdict import collect_costs, decide_costs, estimate_ratio
 from lab.bench import costs
 from lab.cli import app
 from lab.machine import describe_machine

@@ -9,8 +9,14 @@ import typer
 
 from analysis.base import NotApplicableError
 from analysis.pages.sweep import draw_figures, render
-from analysis.sweeps import capacity, rates, survival, widths
-from analysis.sweeps.results import FIGURES, collect_results
+from analysis.sweeps import capacity
+from analysis.sweeps.results import (
+    FIGURES,
+    collect_results,
+    measure_rates,
+    measure_solving,
+    measure_widths,
+)
 from analysis.sweeps.settings import collect_settings
 from lab.cli.sweep import report_failed_runs
 from lab.sweeps.table import MEASURED
@@ -91,7 +97,7 @@ def test_a_rate_at_which_most_runs_diverge_is_not_chosen_for_the_one_that_did_no
         solved=pl.when(lost).then(None).otherwise(solved),
     )
     assert {s.factors["learning_rate"] for s in collect_settings(table)} == {0.003}
-    (found,) = rates.measure(table)
+    (found,) = measure_rates(table)
     assert {curve.chosen for curve in found.curves} == {0.003}
 
 
@@ -128,30 +134,36 @@ def test_a_failed_run_is_tried_again_and_one_that_diverged_is_a_result(status, c
     assert ("tries the runs that failed again" in said) == bool(code)
 
 
+def list_numbers(finding) -> list[str]:
+    return [" | ".join(row) for row in finding.numbers().rows]
+
+
 def test_curves_by_width_name_the_planted_best():
-    (found,) = widths.measure(plant())
-    says = found.describe().says
-    assert "At 64 tokens, the highest mean is that of AM*2, d_model=32" in says
-    assert "At 256 tokens, " in says
+    (found,) = measure_widths(plant())
+    assert "7.0 % (SM*2, d_model=32, seq_len=256, learning_rate=0.003)" in found.says
+    assert "the highest 99.5 % (AM*2, " in found.says
+    low, high = list_numbers(found)[2:]
+    assert low.startswith("256 | lowest | SM*2, d_model=32, learning_rate=0.003 | 7.0 % | 5.9 % … ")
+    assert high.startswith("256 | highest | AM*2, d_model=")
     with pytest.raises(NotApplicableError, match="one width"):
-        widths.measure(plant().filter(pl.col("d_model") == 32))
+        measure_widths(plant().filter(pl.col("d_model") == 32))
 
 
 def test_the_window_of_learning_rates_is_that_of_the_planted_curve():
-    (found,) = rates.measure(plant())
+    (found,) = measure_rates(plant())
     attention = next(c for c in found.curves if c.name.startswith("AM*2, d_model=32, seq_len=256"))
     assert attention.chosen == 0.003
     assert attention.window == (0.001, 0.003)
-    assert "SM*2, d_model=128, seq_len=64: 0.003 (window 0.001 to 0.03)" in found.describe().says
+    assert "SM*2, d_model=128, seq_len=64 | 0.003 | 0.001 … 0.03 | no" in list_numbers(found)
 
 
 def test_survival_counts_unsolved_runs_as_censored():
-    (found,) = survival.measure(plant())
+    (found,) = measure_solving(plant())
     by_stack = {c.name.split(",")[0]: c for c in found.curves}
     assert by_stack["AM*2"].median == 343
     assert by_stack["SM*2"].median == np.inf
     assert by_stack["SM*2"].unsolved[-1] == 1
-    assert "0 of 3 solved" in found.describe().says
+    assert list_numbers(found)[-1].endswith(" | 0 of 3 | – | – … –")
 
 
 def test_a_run_that_diverged_is_not_solved_by_the_end_of_the_others():
@@ -161,7 +173,7 @@ def test_a_run_that_diverged_is_not_solved_by_the_end_of_the_others():
         solved=pl.when(lost).then(None).otherwise("solved"),
         **{n: pl.when(lost).then(None).otherwise(n) for n in ("accuracy", "validation", "steps")},
     )
-    (found,) = survival.measure(table)
+    (found,) = measure_solving(table)
     curve = next(c for c in found.curves if c.name.startswith("AM*2"))
     assert (curve.solved, curve.runs, curve.median) == (1, 3, np.inf)
     assert curve.unsolved[-1] == pytest.approx(2 / 3)
