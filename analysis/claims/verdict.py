@@ -62,11 +62,11 @@ class StatisticValue:
         surely: the lower end of that mean's 95 % interval over seeds.
     """
 
-    value: float
-    low: float
-    high: float
-    seeds: int
-    places: int
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    seeds: int = 0
+    places: int = 0
     where: str = ""
     most: float = 1.0
     best: float = math.inf
@@ -128,7 +128,7 @@ def compare(
 
     seeds = min(len(ours), len(theirs))
     if seeds == 0:
-        return StatisticValue(math.nan, math.nan, math.nan, 0, places)
+        return StatisticValue(places=places)
     value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
     better = max(ours, theirs, key=np.mean)
     surely = bound_mean(better.tolist())[0] if len(better) >= FEWEST else -math.inf
@@ -168,7 +168,7 @@ def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -
             low, high = -math.inf, math.inf
         found.append((sum(values) / len(values), low, high, len(values), name))
     if not found:
-        return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
+        return StatisticValue()
     pick = min if statistic.kind == "least" else max
     value, _, _, _, where = pick(found)
     return StatisticValue(
@@ -242,12 +242,11 @@ def decide(
     runs = relevant.select(list(factors)).n_unique()
     missing = relevant.filter(~pl.col("status").is_in(ENDED)).unique(list(factors))
     if len(missing) or not runs:
-        nothing = StatisticValue(math.nan, math.nan, math.nan, 0, 0)
         counts = ", ".join(
             f"{count} {status}" for status, count in missing["status"].value_counts().rows()
         )
         why = f"not all runs have ended: {counts} of {runs}"
-        return ClaimVerdict("undecided", why, True, nothing, runs, len(missing))
+        return ClaimVerdict("undecided", why, True, StatisticValue(), runs, len(missing))
     found = estimate(table, statistic, places)
     outcome, because = judge(found, statistic, floor.chance)
     if found.best < floor.shortcut:
@@ -288,12 +287,6 @@ def judge(
     return "undecided", f"the interval includes {line:g}"
 
 
-def list_rates(table: pl.DataFrame, values: Mapping[str, Any], places: list[str]) -> list[float]:
-    """Return the learning rates that a setting is taken at, over all places."""
-    rows = choose_rates(select(table, values), places)
-    return sorted(rows[RATE].unique().to_list()) if RATE in rows.columns else []
-
-
 def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> str:
     """Say at which learning rate two settings change sides, between the rates chosen for them."""
     if statistic.kind != "difference" or RATE not in table.columns:
@@ -301,7 +294,7 @@ def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -
     chosen = [
         rate
         for values in (statistic.of, statistic.than)
-        for rate in list_rates(table, values, places)
+        for rate in choose_rates(select(table, values), places)[RATE]
     ]
     sides = {}
     for rate in sorted(table[RATE].unique().to_list()):
@@ -363,7 +356,7 @@ def estimate_ratio(table: pl.DataFrame, statistic: Statistic) -> StatisticValue:
     )
     pairs = ours.join(theirs, on=[*places, "round"], suffix="_than")
     if not len(pairs):
-        return StatisticValue(math.nan, math.nan, math.nan, 0, 0)
+        return StatisticValue()
     ratio = (pl.col("cost") / pl.col("cost_than")).log()
     rounds = pairs.group_by("round").agg(ratio.mean().alias("ratio"))["ratio"].to_list()
     low, high = bound_by_student(rounds, CONFIDENCE)  # low = high if there is one round

@@ -23,7 +23,7 @@ from analysis.sweeps.settings import (
     name_values,
     select_results,
 )
-from analysis.words import percent, percents
+from analysis.words import percent
 from lab.intervals import bound_mean
 from lab.training.records import name_ending
 
@@ -52,16 +52,6 @@ class WidthCurves(Finding):
     )
 
     @property
-    def ends(self) -> dict[int | None, tuple[SettingResult, SettingResult]]:
-        """The settings of the lowest and the highest mean, by row length; None: all have one."""
-        lengths = {s.factors.get(LENGTH) for s in self.settings}
-        ends = {}
-        for length in sorted(lengths, key=lambda length: length or 0):
-            ordered = sorted(self._select(length), key=lambda s: s.mean)
-            ends[length] = ordered[0], ordered[-1]
-        return ends
-
-    @property
     def says(self) -> str:
         """The lowest and the highest mean."""
         least, most = (pick(self.settings, key=lambda s: s.mean) for pick in (min, max))
@@ -72,32 +62,21 @@ class WidthCurves(Finding):
             f"{percent(most.mean)} ({most.name()})."
         )
 
-    def numbers(self) -> Table:
-        """Return the settings of the lowest and the highest mean at each row length."""
-        rows = [
-            (format_length(length), end, setting.name([LENGTH]), *format_mean(setting))
-            for length, found in self.ends.items()
-            for end, setting in zip(("lowest", "highest"), found, strict=True)
-        ]
-        return Table(("tokens", "mean", "setting", "accuracy", "95 %", "seeds"), tuple(rows))
-
     def figure(self) -> go.Figure:
         """Draw a panel for each row length."""
         lines = {s.name([WIDTH, LENGTH, RATE]): None for s in self.settings}
-        panels = []
-        for length in self.ends:
+        lengths, panels = {s.factors.get(LENGTH) for s in self.settings}, []
+        for length in sorted(lengths, key=lambda length: length or 0):
             groups: dict[str, list[SettingResult]] = {name: [] for name in lines}
-            for setting in sorted(self._select(length), key=lambda s: s.factors[WIDTH]):
-                groups[setting.name([WIDTH, LENGTH, RATE])].append(setting)
+            for setting in sorted(self.settings, key=lambda s: s.factors[WIDTH]):
+                if setting.factors.get(LENGTH) == length:
+                    groups[setting.name([WIDTH, LENGTH, RATE])].append(setting)
             title = "" if length is None else f"{length:,} tokens"
             joined = [_join(name, group) for name, group in groups.items() if group]
             panels.append(Curves(joined, ACCURACY, title, height=PANEL))
         widths = sorted({s.factors[WIDTH] for s in self.settings})
         x = Axis(WIDTH, scale="log", ticks={width: str(width) for width in widths})
         return curves(panels, x, across=2)
-
-    def _select(self, length: int | None) -> list[SettingResult]:
-        return [s for s in self.settings if s.factors.get(LENGTH) == length]
 
 
 def _join(name: str, settings: Sequence[SettingResult]) -> Line:
@@ -109,18 +88,6 @@ def _join(name: str, settings: Sequence[SettingResult]) -> Line:
         np.array([s.interval for s in settings]).reshape(-1, 2),
         notes=[s.name() for s in settings],
     )
-
-
-def format_length(length: int | None) -> str:
-    """Format a row length; "all" where the runs have only one."""
-    return "all" if length is None else f"{length:,}"
-
-
-def format_mean(setting: SettingResult) -> tuple[str, str, str]:
-    """Format the mean accuracy of a setting, its interval, and how many seeds it has."""
-    known = not np.isnan(setting.interval).any()
-    interval = " … ".join(percents(*setting.interval)) if known else "–"
-    return percent(setting.mean), interval, str(len(setting.seeds))
 
 
 def measure_widths(table: pl.DataFrame) -> Sequence[WidthCurves]:
@@ -400,8 +367,11 @@ class AccuracyCosts(Finding):
 
     def numbers(self) -> Table:
         """Return the settings that are the most accurate at their cost, cheapest first."""
-        rows = [(s.name([RATE]), f"{s.cost:,.1f}", *format_mean(s)) for s in self.frontier]
-        return Table(("setting", "seconds", "accuracy", "95 %", "seeds"), tuple(rows))
+        rows = [
+            (s.name([RATE]), f"{s.cost:,.1f}", percent(s.mean), str(len(s.seeds)))
+            for s in self.frontier
+        ]
+        return Table(("setting", "seconds", "mean accuracy", "seeds"), tuple(rows))
 
     def figure(self) -> go.Figure:
         """Draw a point for each setting, and the line of the most accurate."""

@@ -142,9 +142,10 @@ def test_curves_by_width_name_the_planted_best():
     (found,) = measure_widths(plant())
     assert "7.0 % (SM*2, d_model=32, seq_len=256, learning_rate=0.003)" in found.says
     assert "the highest 99.5 % (AM*2, " in found.says
-    low, high = list_numbers(found)[2:]
-    assert low.startswith("256 | lowest | SM*2, d_model=32, learning_rate=0.003 | 7.0 % | 5.9 % … ")
-    assert high.startswith("256 | highest | AM*2, d_model=")
+    assert [note["text"] for note in found.figure().layout["annotations"]] == [
+        "64 tokens",
+        "256 tokens",
+    ]
     with pytest.raises(NotApplicableError, match="one width"):
         measure_widths(plant().filter(pl.col("d_model") == 32))
 

@@ -81,7 +81,7 @@ CASES = [
         "The mean accuracy is 55.0 % in every setting.",
         "highest 55",
     ),
-    Case("boundary", WidthCurves((setting(8, 0.5),)), "all lowest d_model=8 50.0 % – 1"),
+    Case("boundary", WidthCurves((setting(8, 0.5),)), "50.0 % in every setting.", "lowest"),
     Case("planted", halves((4, 3, 5), (16, 12, 20)), "it changes as d to the power 2.00."),
     Case("planted", halves((16, 12, 20), (4, 3, 5)), "it changes as d to the power -2.00."),
     Case("planted", halves((4, 0.0, math.inf)), "d=8 1.000 0.000 4.0 below 2 … above 64 0.00"),
