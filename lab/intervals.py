@@ -6,7 +6,7 @@ of independent answers is estimated from them. Means over seeds take Student's.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -55,33 +55,32 @@ class RowCounts:
 
     Attributes:
         rows: m.
-        right: Σh.
-        scored: Σs.
-        right_squares: Σh².
-        products: Σhs.
-        scored_squares: Σs².
+        sums: Σh and Σs.
+        products: Σh² and Σhs, Σhs and Σs².
     """
 
     rows: int = 0
-    right: int = 0
-    scored: int = 0
-    right_squares: int = 0
-    products: int = 0
-    scored_squares: int = 0
+    sums: Int[Tensor, " 2"] = field(default_factory=lambda: torch.zeros(2, dtype=torch.int64))
+    products: Int[Tensor, "2 2"] = field(
+        default_factory=lambda: torch.zeros(2, 2, dtype=torch.int64)
+    )
 
     def add(self, right: Int[Tensor, " b"], scored: Int[Tensor, " b"]) -> None:
         """Count the right and all answers of each of some rows."""
+        both = torch.stack([right, scored])
         self.rows += len(scored)
-        self.right += int(right.sum())
-        self.scored += int(scored.sum())
-        self.right_squares += int((right * right).sum())
-        self.products += int((right * scored).sum())
-        self.scored_squares += int((scored * scored).sum())
+        self.sums += both.sum(1)
+        self.products += both @ both.T
+
+    @property
+    def scored(self) -> int:
+        """All answers."""
+        return int(self.sums[1])
 
     @property
     def share(self) -> float:
         """The share of right answers."""
-        return self.right / self.scored
+        return int(self.sums[0]) / self.scored
 
     def find_interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the share.
@@ -89,13 +88,12 @@ class RowCounts:
         Answers of one row may be right or wrong together, so this is Wilson's for the effective
         number of independent answers. If all or none are right, it takes them as independent.
         """
-        m, n, h, p = self.rows, self.scored, self.right, self.share
+        m, (h, n), p = self.rows, self.sums.tolist(), self.share
         spread = p * (1 - p) / n
         if m > 1 and spread > 0:
             # In whole numbers, n² times as much: differences of large floats would be lost.
-            apart = n**2 * self.right_squares - 2 * n * h * self.products
-            apart += h**2 * self.scored_squares
-            between = m * apart / ((m - 1) * n**4)
+            (hh, hs), (_, ss) = self.products.tolist()
+            between = m * (n**2 * hh - 2 * n * h * hs + h**2 * ss) / ((m - 1) * n**4)
             n = n / max(1.0, between / spread)
         return wilson(p, n)
 
