@@ -117,7 +117,7 @@ class PaperComparison(Finding):
                 for gain, at in (found[-1], found[0])
             ]
             rows.append((mixer, str(len(found)), str(above), str(below), *ends))
-        heads = ("mixer", "settings", "more accurate", "less accurate", "most", "least")
+        heads = ("mixer", "settings", "above", "below", "best", "worst")
         return Table(heads, tuple(rows))
 
     def figure(self) -> go.Figure:

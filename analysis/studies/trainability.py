@@ -15,7 +15,7 @@ import polars as pl
 from analysis.base import Finding, Table
 from analysis.figures import Axis, Dots, Pairs, pairs
 from analysis.statistics.comparisons import compute_least_p, estimate_median, holm, log_rank_p
-from analysis.sweeps.results import format_steps
+from analysis.sweeps.results import format_median
 from lab.studies.trainability import BASELINE
 
 LEVEL = 0.05
@@ -94,9 +94,8 @@ class FactorEffects(Finding):
         rows = [
             (
                 e.factor,
-                format_steps(e.median),
-                " … ".join(map(format_steps, e.interval)),
-                format_steps(e.rows),
+                *format_median(e.median, e.interval),
+                f"{e.rows:,.0f}" if math.isfinite(e.rows) else "–",
                 f"{sum(e.solved)} of {len(e.solved)}",
                 "" if e.p is None else f"{e.p:.2g}",
                 "" if e.corrected is None else f"{e.corrected:.2g}",

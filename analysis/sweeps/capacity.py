@@ -136,7 +136,7 @@ def _format_half(curve: CapacityCurve) -> tuple[str, str]:
         f"below {least}" if k < least else f"above {most}" if k > most else f"{k:.1f}"
         for k in (curve.half, *curve.interval)
     )
-    return half, f"{low} … {high}"
+    return half, low if low == high else f"{low} … {high}"
 
 
 def measure(table: pl.DataFrame) -> Sequence[CapacityCurves]:

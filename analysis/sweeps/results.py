@@ -284,8 +284,7 @@ class SolvingCurves(Finding):
             (
                 c.name,
                 f"{c.solved} of {c.runs}",
-                format_steps(c.median),
-                " … ".join(map(format_steps, c.interval)),
+                *format_median(c.median, c.interval),
             )
             for c in sorted(self.curves, key=lambda curve: curve.median)
         ]
@@ -298,9 +297,10 @@ class SolvingCurves(Finding):
         return curves([Curves(lines, share)], Axis("training steps", "count"))
 
 
-def format_steps(steps: float) -> str:
-    """Format a number of steps; "–" where it is not known."""
-    return f"{steps:,.0f}" if np.isfinite(steps) else "–"
+def format_median(median: float, interval: tuple[float, float]) -> tuple[str, str]:
+    """Format a median of steps and its interval; "–" stands for what is not known."""
+    half, low, high = (f"{n:,.0f}" if np.isfinite(n) else "–" for n in (median, *interval))
+    return half, "–" if low == high == "–" else f"{low} … {high}"
 
 
 def measure_solving(table: pl.DataFrame) -> Sequence[SolvingCurves]:
