@@ -149,10 +149,12 @@ def _conclude(
         say(f"Runs that have no result and are left out: {left} of {runs}.")
     if file is None:
         return
-    fig = findings[0].draw() if findings else None
-    if fig is None:
+    from plotly.graph_objects import Figure
+
+    fig = findings[0].figure() if findings else None
+    if not isinstance(fig, Figure):
         raise refuse(f"figure={file}: no run has ended yet, so there is nothing to draw", 2)
-    from analysis.plots.style import add_title
+    from analysis.figures.theme import add_title
     from lab.files import explain_write_errors
 
     with report_failures(), explain_write_errors(file):

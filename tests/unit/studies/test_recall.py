@@ -1,6 +1,7 @@
 """Verdicts of the recall study on planted tables; its figure."""
 
 import numpy as np
+import plotly.graph_objects as go
 import polars as pl
 import pytest
 
@@ -41,6 +42,12 @@ def compare(*rows) -> tuple[Finding, ...]:
     return recalled.measure(recalled.collect_settings(recall_frame(*rows)))
 
 
+def list_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
+    numbers = finding.numbers()
+    assert numbers is not None
+    return numbers.rows
+
+
 def test_the_verdict_speaks_of_what_was_run_alone():
     nothing = recall_frame(recall_rows("attention", None), recall_rows("soft mask", None))
     assert recalled.collect_settings(nothing) == recalled.measure(()) == ()
@@ -48,7 +55,7 @@ def test_the_verdict_speaks_of_what_was_run_alone():
     assert recalled.count_runs(recall_frame(*half)) == (4, 8)
     (found,) = compare(*half)
     assert found.says.startswith("Settings that are more accurate than in the paper: 8 of 8; less")
-    row = found.numbers().rows[0]
+    row = list_rows(found)[0]
     assert row[:5] == ("attention", "8", "8", "0", "+0.90 at T 2,048, d 64")
 
 
@@ -59,7 +66,7 @@ def test_a_gain_does_not_hide_a_loss():
         row["accuracy"] = PUBLISHED["attention", row["seq_len"], row["d_model"]] + change
     (found,) = compare(rows)
     assert "than in the paper: 4 of 8; less accurate: 4; " in found.says
-    assert [text[:5] for text in found.numbers().rows[0][4:]] == ["+0.20", "-0.05"]
+    assert [text[:5] for text in list_rows(found)[0][4:]] == ["+0.20", "-0.05"]
 
 
 def recall_runs(mixer: str, gain: float, spread: float, seed: int):
@@ -84,7 +91,7 @@ def test_a_mask_that_is_level_with_attention_is_not_ahead_and_a_better_one_is():
     assert "attention without a mask: 1 of 3; worse: 1; the paper's mask is better at 4 of" in (
         found.says
     )
-    assert [(row[0], row[-1]) for row in found.numbers().rows] == [
+    assert [(row[0], row[-1]) for row in list_rows(found)] == [
         ("value mask", "better"),
         ("soft mask", "not significant"),
         ("literal mask", "worse"),
@@ -97,7 +104,7 @@ def test_too_few_pairs_to_be_significant_are_said_to_be(pairs, verdict):
         recall_runs(mixer, gain, 0.01, 0) for mixer, gain in (("attention", 0), ("soft mask", 0.3))
     )
     _, found = compare([row for mixer in runs for row in mixer if row["seed"] < pairs])
-    [row] = found.numbers().rows
+    [row] = list_rows(found)
     assert row[2] == str(pairs)
     assert row[-1].startswith(verdict)
 
@@ -119,6 +126,7 @@ def test_the_papers_numbers_are_all_there():
 def test_the_figure_is_drawn(tmp_path):
     (found,) = compare(recall_rows("attention", 0.9), recall_rows("SSD, RoPE", 0.4))
     fig = found.figure()
+    assert isinstance(fig, go.Figure)
     names = [trace["name"] for trace in fig.to_dict()["data"] if trace["showlegend"]]
     assert names[:2] == ["attention", "SSD, RoPE"]
     assert "paper: Based" in names

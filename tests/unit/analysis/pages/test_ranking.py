@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.pages import ranking
 from analysis.pages.ranking import group_settings, rank
 from analysis.statistics.survival import MissingLibraryError
 from lab.config import ModelConfig, TrainConfig

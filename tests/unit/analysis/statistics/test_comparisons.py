@@ -81,10 +81,11 @@ def test_the_log_rank_test_is_exact_and_near_the_usual_one_for_many_runs():
     rng = np.random.default_rng(1)
     samples = [rng.exponential(90, 50).round(), rng.exponential(160, 60).round()]
     seen = [np.minimum(times, 250) for times in samples]
-    usual = logrank(*(CensoredData.right_censored(times, times == 250) for times in seen)).pvalue
+    ours, theirs = (CensoredData.right_censored(times, times == 250) for times in seen)
+    usual = logrank(ours, theirs).pvalue
     assert 0.001 < usual < 0.2
-    ours = [(times.tolist(), (times < 250).tolist()) for times in seen]
-    assert log_rank_p(*ours[0], *ours[1]) == pytest.approx(usual, rel=0.3)
+    one, other = ((times.tolist(), (times < 250).tolist()) for times in seen)
+    assert log_rank_p(*one, *other) == pytest.approx(usual, rel=0.3)
 
 
 def test_censored_runs_are_left_out_of_the_risk_and_not_of_the_runs():
