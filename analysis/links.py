@@ -11,8 +11,8 @@ from torch import Tensor
 
 from analysis.base import Subject
 from analysis.mixing import Mixer, collect_mixers, get_reach
-from analysis.statistics.intervals import bootstrap
 from analysis.words import name_place
+from lab.intervals import bootstrap
 from lab.layers.mixer import MatrixMixer
 from tasks.base import IGNORE, MAX_ROWS, Batch, count_rows
 

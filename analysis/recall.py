@@ -13,9 +13,9 @@ from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets, find_pairs, has_pairs
 from analysis.mixing import Mixer, collect_mixers
 from analysis.scoring import scored
-from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast, format_span
-from analysis.statistics.intervals import bootstrap, bound_share
+from analysis.statistics.comparisons import Bins, bin_accuracy, describe_contrast, format_span
 from analysis.words import name_head, name_layers, name_place, percent, percents
+from lab.intervals import bootstrap, bound_share
 from lab.layers.mixer import MatrixMixer
 from tasks.base import count_rows
 

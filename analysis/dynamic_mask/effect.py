@@ -23,16 +23,10 @@ from analysis.dynamic_mask.masks import (
 from analysis.figures import Axis, Colors, Dots, Map, Pairs, heat, pairs
 from analysis.links import has_pairs
 from analysis.plain import figure_only
-from analysis.scoring import scored
-from analysis.statistics.estimates import (
-    SURE,
-    Estimate,
-    estimate_accuracy,
-    estimate_ratio,
-    sum_by_row,
-    westfall_young,
-)
+from analysis.scoring import estimate_accuracy, scored, sum_by_row
+from analysis.statistics.comparisons import SURE, westfall_young
 from analysis.words import capitalize, format_ends, percent, round_percent
+from lab.intervals import Estimate, estimate_ratio
 from lab.layers.mask import LiteralMask, SoftMask
 from lab.models.evaluation import find_stored_positions
 from tasks.base import count_rows

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table
+from analysis.base import Finding, Subject, Table, thin
 from analysis.dynamic_mask.masks import (
     BANDS,
     MaskedHead,
@@ -28,7 +28,6 @@ from analysis.dynamic_mask.masks import (
 )
 from analysis.figures import Axis, Colors, Curves, Line, Map, curves, heat
 from analysis.plain import figure_only
-from analysis.statistics.estimates import thin
 from analysis.words import capitalize, percent
 from lab.hooks import HookPoint
 from lab.layers.mask import LiteralMask, SoftMask

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from analysis.links import find_pairs, has_pairs
 from analysis.scoring import record
-from analysis.statistics.estimates import Estimate, estimate_ratio
 from analysis.words import name_head
 from lab.hooks import HookPoint
+from lab.intervals import Estimate, estimate_ratio
 from lab.layers.attention import Attention
 from lab.layers.mask import MASKS
 from lab.models import LanguageModel

@@ -30,8 +30,8 @@ from analysis.errors.causes import (
 from analysis.figures import Axis, Bars, Dots, bars
 from analysis.links import has_pairs
 from analysis.scoring import PART_ENTRIES, Scored, scored
-from analysis.statistics.intervals import bound_share
 from analysis.words import format_ends, name_head, percent
+from lab.intervals import bound_share
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 

@@ -15,14 +15,13 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
 from analysis.experts.load import TABLED, ExpertChoices, record_choices
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.figures.axes import choose_log_ticks
 from analysis.figures.theme import MUTED, VERMILLION, WIDTH, new_figure
 from analysis.plain import figure_only
 from analysis.statistics import distributions
-from analysis.statistics.estimates import thin
 from analysis.words import percent
 from lab.models import LanguageModel
 from tasks.base import Batch

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table, describe, draw
+from analysis.base import Finding, Subject, Table, describe, draw, thin
 from analysis.experts.storage import (
     SHORTLIST,
     HeldAnswers,
@@ -21,9 +21,8 @@ from analysis.experts.storage import (
 )
 from analysis.figures import Axis, Dots, Pairs, pairs
 from analysis.plain import figure_only
-from analysis.statistics.estimates import thin
-from analysis.statistics.intervals import bootstrap_ratio
 from analysis.words import format_ends, percent
+from lab.intervals import bootstrap_ratio
 from tasks.base import count_rows
 
 __all__ = ["TITLE", "describe", "draw", "measure"]

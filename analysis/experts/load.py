@@ -22,11 +22,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.plain import figure_only
 from analysis.statistics import distributions
-from analysis.statistics.estimates import thin
 from analysis.words import name_layers, percent
 from lab.hooks import HookPoint
 from lab.layers.retrieval import RetrievedExperts

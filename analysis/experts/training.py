@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
 from analysis.experts.load import (
     STANDING,
     TABLED,
@@ -19,7 +19,6 @@ from analysis.experts.load import (
     record_choices,
 )
 from analysis.figures import Axis, Curves, Line, curves
-from analysis.statistics.estimates import thin
 from analysis.words import percent
 from tasks.base import count_rows
 

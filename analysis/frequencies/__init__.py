@@ -36,9 +36,9 @@ from analysis.frequencies.spectra import (
     measure_use,
 )
 from analysis.scoring import scored
-from analysis.statistics.intervals import bootstrap_ratio, bound_share
 from analysis.words import percent, round_percent
 from lab.hooks import HookFn, HookPoint, NamesFilter
+from lab.intervals import bootstrap_ratio, bound_share
 from lab.layers.mixer import RotaryPairs
 from tasks.base import count_rows
 

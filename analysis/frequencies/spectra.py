@@ -24,9 +24,8 @@ from analysis.frequencies.rotation import (
     score_edges,
 )
 from analysis.statistics.distributions import compute_shares, effective_number
-from analysis.statistics.intervals import bootstrap_ratio
 from analysis.words import format_digits, percent
-from lab.intervals import Z95
+from lab.intervals import Z95, bootstrap_ratio
 
 LEANS = 0.1
 """How far a share must be from a uniform spectrum's for the spectrum to lean."""

@@ -25,8 +25,8 @@ from analysis.links import find_links
 from analysis.memory import LONGEST_ROLLED
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import figure_only
-from analysis.statistics.intervals import bootstrap
 from analysis.words import format_ends, percent
+from lab.intervals import bootstrap
 from lab.laws import MatrixMixer
 
 __all__ = ["TITLE", "Rollout", "describe", "draw", "measure", "multiply_layers"]

@@ -59,8 +59,8 @@ from analysis.mechanism.effects import (
     measure_components,
     restore,
 )
-from analysis.statistics.intervals import bootstrap
 from analysis.words import name_place, round_percent
+from lab.intervals import bootstrap
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
 

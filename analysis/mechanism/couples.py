@@ -15,7 +15,7 @@ from torch import Tensor
 from analysis.base import NotApplicableError, Subject
 from analysis.links import PAIR_LINKS, find_pairs
 from analysis.scoring import Scored, scored
-from analysis.statistics.intervals import bound_share, resample_sums
+from lab.intervals import bound_share, resample_sums
 from lab.models import LanguageModel
 from lab.ops.cross_entropy import linear_argmax
 from tasks.base import IGNORE, Batch, Task

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Table
+from analysis.base import Finding, Table, thin
 from analysis.figures import Axis, Colors, Dots, Map, Pairs, heat, pairs
 from analysis.interventions import block_edges, patch, swap_values
 from analysis.links import IN_PLACE, Offsets
@@ -27,7 +27,6 @@ from analysis.mechanism.couples import (
     estimate_share,
 )
 from analysis.scoring import scored
-from analysis.statistics.estimates import thin
 from analysis.words import name_place, percent
 from lab.hooks import HookPoint
 from lab.layers.mixer import MatrixMixer

@@ -12,12 +12,10 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, Words
 from analysis.plots.style import BLUE, MUTED, new_figure
-from analysis.statistics.holm import holm
-from analysis.statistics.survival import (
-    MissingLibraryError,
-    check_installed,
+from analysis.statistics.comparisons import (
     compute_least_p,
     estimate_median,
+    holm,
     log_rank_p,
     permutation_p,
 )
@@ -193,10 +191,6 @@ def rank(runs: Sequence[Run]) -> Ranking:
     measure = _choose_measure([run for group in several.values() for run in group])
     if measure is None:
         return refuse("The runs are neither solved at the same accuracy nor of the same budget")
-    try:
-        check_installed()
-    except MissingLibraryError as error:
-        return refuse(str(error))
     contenders = [_collect(name, group, measure) for name, group in several.items()]
     sign = -1 if measure == "accuracy" else 1
     contenders.sort(key=lambda of: (sign * of.middle, sign * sum(of.values) / len(of.values)))

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from analysis.plots import style
-from analysis.statistics.binned import Bins, format_span
+from analysis.statistics.comparisons import Bins, format_span
 
 BAND = "rgba(128, 134, 145, 0.28)"
 """`style.MUTED`, translucent."""

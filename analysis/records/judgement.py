@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from analysis.records.entry import Entry, RecordTrial
 from analysis.records.track import WORDS, Measure
-from analysis.statistics.survival import estimate_median, log_rank_p
+from analysis.statistics.comparisons import estimate_median, log_rank_p
 from lab.config import RECORD_SEEDS
 from lab.files import RunError
 

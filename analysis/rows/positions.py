@@ -9,15 +9,15 @@ import plotly.graph_objects as go
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.scoring import scored
-from analysis.statistics.binned import (
+from analysis.statistics.comparisons import (
     Bins,
     bin_accuracy,
     describe_contrast,
     describe_extremes,
     format_span,
 )
-from analysis.statistics.intervals import bound_share
 from analysis.words import percent, percents
+from lab.intervals import bound_share
 
 __all__ = ["TITLE", "AccuracyByPlace", "describe", "draw", "measure"]
 

@@ -19,10 +19,9 @@ from analysis.base import (
     describe,
     draw,
 )
-from analysis.scoring import Scored, scored
-from analysis.statistics.estimates import Estimate, estimate_ratio, sum_by_row
-from analysis.statistics.intervals import bound_share
+from analysis.scoring import Scored, scored, sum_by_row
 from analysis.words import percent, percents
+from lab.intervals import Estimate, bound_share, estimate_ratio
 from tasks.base import Batch, Task
 
 __all__ = ["TITLE", "Continuations", "describe", "draw", "measure"]

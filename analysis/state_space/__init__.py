@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table, describe, draw
+from analysis.base import Finding, Subject, Table, describe, draw, thin
 from analysis.figures import (
     Axis,
     Curves,
@@ -38,7 +38,6 @@ from analysis.state_space.recurrence import (
     index_heads,
     load_initial_model,
 )
-from analysis.statistics.estimates import thin
 from analysis.words import format_digits, format_range, name_head, percent
 from tasks.base import Batch
 

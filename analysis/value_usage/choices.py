@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int
 
-from analysis.base import Finding, Table
+from analysis.base import Finding, Table, thin
 from analysis.figures import Axis, Colors, Curves, Line, Map, curves, heat
 from analysis.scoring import record
 from analysis.statistics.distributions import (
@@ -21,9 +21,8 @@ from analysis.statistics.distributions import (
     mutual_information,
     permutation_null,
 )
-from analysis.statistics.estimates import thin
-from analysis.statistics.intervals import bootstrap
 from analysis.words import format_ends, percent
+from lab.intervals import bootstrap
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.models import LanguageModel
 from lab.training.run import Run

@@ -11,21 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table
+from analysis.base import Finding, Subject, Table, thin
 from analysis.figures import Axis, Colors, Map, heat
-from analysis.scoring import Scored, scored
-from analysis.statistics.estimates import (
-    SURE,
-    Estimate,
-    estimate_accuracy,
-    estimate_ratio,
-    sum_by_row,
-    thin,
-    westfall_young,
-)
+from analysis.scoring import Scored, estimate_accuracy, scored, sum_by_row
+from analysis.statistics.comparisons import SURE, westfall_young
 from analysis.value_usage.choices import LAYERS, find_changed, find_value_layers
 from analysis.words import percent
 from lab.hooks import HookPoint
+from lab.intervals import Estimate, estimate_ratio
 from tasks.base import Batch, count_rows
 
 MOST = 5

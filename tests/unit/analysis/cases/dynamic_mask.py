@@ -7,7 +7,7 @@ import numpy as np
 from analysis.dynamic_mask.effect import Beyond, KeptByPosition, KeySelection, MaskEffect
 from analysis.dynamic_mask.learning import BiasValues, MaskHistory, MaskTrajectory
 from analysis.dynamic_mask.masks import BANDS, MaskedHead, StoredPairs
-from analysis.statistics.estimates import Estimate
+from lab.intervals import Estimate
 from tests.unit.analysis.case import Case
 
 

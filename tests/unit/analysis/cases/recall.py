@@ -6,7 +6,7 @@ import numpy as np
 
 from analysis.links import Offsets
 from analysis.recall import PairMass, RecallByPlace
-from analysis.statistics.binned import Bins
+from analysis.statistics.comparisons import Bins
 from tests.unit.analysis.case import Case
 
 

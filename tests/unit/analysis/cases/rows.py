@@ -10,8 +10,8 @@ from analysis.rows import RowLayout
 from analysis.rows.positions import AccuracyByPlace
 from analysis.rows.samples import Continuations, Legal
 from analysis.rows.tokens import Looks, TokenRow
-from analysis.statistics.binned import Bins
-from analysis.statistics.estimates import Estimate
+from analysis.statistics.comparisons import Bins
+from lab.intervals import Estimate
 from tests.unit.analysis.case import Case
 
 NAN = float("nan")

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics.estimates import Estimate
 from analysis.value_usage.choices import Dependence, LayerUsage, ValueHistory, ValueUses
 from analysis.value_usage.swaps import Swap, Swaps
+from lab.intervals import Estimate
 from tests.unit.analysis.case import Case
 
 

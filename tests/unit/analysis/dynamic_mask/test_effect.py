@@ -14,7 +14,8 @@ from analysis.base import NotApplicableError, Subject
 from analysis.dynamic_mask.effect import KeptByPosition, MaskEffect, measure_beyond
 from analysis.dynamic_mask.masks import find_masked_layers, record_masked_layers
 from analysis.plain import to_plain
-from analysis.statistics.estimates import Estimate, westfall_young
+from analysis.statistics.comparisons import westfall_young
+from lab.intervals import Estimate
 from lab.layers.mask import SoftMask
 from lab.models import build
 from tasks.mqar import FILLER, MQAR

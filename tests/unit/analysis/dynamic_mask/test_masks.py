@@ -19,7 +19,7 @@ from analysis.dynamic_mask.masks import (
     record_masked_layers,
 )
 from analysis.links import find_pairs
-from analysis.statistics.estimates import Estimate
+from lab.intervals import Estimate
 from lab.models.evaluation import find_stored_positions
 from lab.ops.attention import MASKED
 from tasks import TASKS

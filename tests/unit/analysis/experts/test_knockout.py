@@ -25,7 +25,7 @@ from analysis.experts.storage import (
     find_retrieval_layers,
 )
 from analysis.plain import to_plain
-from analysis.statistics.intervals import bootstrap
+from lab.intervals import bootstrap
 from tasks.base import Batch
 from tasks.mqar import MQAR
 from tests.expert_models import TASK, N, memory, small

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from analysis.pages.ranking import group_settings, rank
-from analysis.statistics.survival import MissingLibraryError
 from lab.config import ModelConfig, TrainConfig
 from lab.training.run import Run
 from tasks.mqar import MQAR
@@ -132,15 +131,6 @@ def test_at_equal_budget_unsolved_settings_are_ranked_by_accuracy(folder):
     assert says(runs) == "stack=SM (51.5 %) is more often right than stack=AM (11.5 %)."
     shorter = unsolved(folder, high, stack="SM", max_steps=500)
     assert says([*runs[:4], *shorter]).endswith("nor of the same budget: no ranking.")
-
-
-def test_a_missing_library_is_named(folder, monkeypatch):
-    def missing() -> None:
-        raise MissingLibraryError("install lifelines")
-
-    monkeypatch.setattr(ranking, "check_installed", missing)
-    runs = [*folder.add_all([100, 110]), *folder.add_all([900, 910], stack="SM")]
-    assert says(runs) == "install lifelines: no ranking."
 
 
 def test_settings_are_named_by_what_sets_them_apart(folder):

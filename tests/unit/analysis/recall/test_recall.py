@@ -13,8 +13,8 @@ from analysis.figures.theme import MUTED
 from analysis.mixing import collect_mixers
 from analysis.plain import to_plain
 from analysis.recall import PairMass, RecallByPlace, measure_by_place, measure_pair_mass
-from analysis.statistics.binned import bin_accuracy
-from analysis.statistics.intervals import bound_share
+from analysis.statistics.comparisons import bin_accuracy
+from lab.intervals import bound_share
 from lab.models import Block, build
 from tasks.mqar import MQAR
 from tests import mechanisms

@@ -6,7 +6,7 @@ import torch
 
 from analysis.base import NotApplicableError, Subject
 from analysis.rows.positions import MOST_BINS, measure
-from analysis.statistics.binned import Bins, bin_accuracy, describe_contrast
+from analysis.statistics.comparisons import Bins, bin_accuracy, describe_contrast
 from lab.intervals import wilson
 from lab.models import build
 from tasks.copying import Copy

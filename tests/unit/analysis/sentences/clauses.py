@@ -5,19 +5,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from analysis.dynamic_mask.beyond import Beyond
-
-from analysis.base import Finding
-from analysis.dynamic_mask.effect import MaskEffect
-from analysis.errors.causes import MASKED
 from analysis.errors.ledger import Cause, Ledger
 from analysis.experts.co_activation import CoActivation
 from analysis.experts.layer_pairs import LayerPairs
-from analysis.experts.load import Load
 from analysis.experts.load_by_rank import LoadByRank
 from analysis.experts.spread import Spread
 from analysis.frequencies.uses import FrequencyUses
 from analysis.matrices.head_reach import HeadReach
 from analysis.matrices.head_scores import HeadScores
+
+from analysis.base import Finding
+from analysis.dynamic_mask.effect import MaskEffect
+from analysis.errors.causes import MASKED
+from analysis.experts.load import Load
 from analysis.matrices.layer_matrix import LayerMatrix
 from tests.unit.analysis.sentences import of_models, of_runs
 from tests.unit.analysis.sentences.of_models import estimate, masked, uses

@@ -5,20 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from analysis.mechanism.components import Components
+from analysis.mechanism.cues import Measured
+from analysis.mechanism.label import Mechanism
+from analysis.recall.by_place import RecallByPlace
+from analysis.recall.pair_mass import PairMass
+from analysis.state_space.magnitudes import Magnitudes
+from analysis.statistics.binned import Bins
 from analysis.value_usage.uses import ValueUses
 
 from analysis.links import AnswerLinks
 from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.matrices.rollout import Rollout
-from analysis.mechanism.components import Components
-from analysis.mechanism.cues import Measured
 from analysis.mechanism.effects import Restored
-from analysis.mechanism.label import Mechanism
 from analysis.plots.heatmaps import Heatmap, Picture
-from analysis.recall.by_place import RecallByPlace
-from analysis.recall.pair_mass import PairMass
-from analysis.state_space.magnitudes import Magnitudes
-from analysis.statistics.binned import Bins
 from analysis.value_usage.swaps import Swap, Swaps
 from tests.unit.analysis.sentences import of_models, of_runs
 from tests.unit.analysis.sentences.clauses import Clause, heads, signed

@@ -5,18 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from analysis.rows.layout import RowLayout
+from analysis.run.paths import Paths, QuantityPath
+from analysis.sweeps.widths import WidthCurves
 
 from analysis.pages.ranking import Contender, Measure, Ranking
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
-from analysis.rows.layout import RowLayout
 from analysis.rows.samples import Continuations
 from analysis.rows.tokens import Looks, TokenRow
 from analysis.run.baselines import Standing
 from analysis.run.curves import Curve
-from analysis.run.paths import Paths, QuantityPath
 from analysis.run.trajectories import Series
 from analysis.sweeps.capacity import CapacityCurves
-from analysis.sweeps.widths import WidthCurves
 from tests.unit.analysis.sentences.clauses import Clause
 from tests.unit.analysis.sentences.of_models import estimate
 from tests.unit.analysis.sentences.of_runs import (

@@ -11,26 +11,26 @@ from analysis.dynamic_mask.history import MaskHistory
 from analysis.dynamic_mask.kept_by_position import KeptByPosition
 from analysis.dynamic_mask.selection import KeySelection
 from analysis.dynamic_mask.trajectory import MaskTrajectory
-
-from analysis.base import Finding
-from analysis.dynamic_mask.effect import MaskEffect
-from analysis.dynamic_mask.masks import MaskedHead, StoredPairs
 from analysis.frequencies.bands import BandAblation, BandAblations
 from analysis.frequencies.energies import Energies, FrequencySpectrum
 from analysis.frequencies.uses import FrequencyUse, FrequencyUses
-from analysis.links import AnswerLinks, Mass
 from analysis.matrices.head_reach import HeadReach
-from analysis.matrices.layer_matrix import LayerMatrix
 from analysis.mechanism.edits import Edited
 from analysis.patching.edge_effects import EdgeEffects
-from analysis.patching.sweeps import PatchSweep
-from analysis.plots.heatmaps import Picture
 from analysis.state_space.contexts import Contexts
 from analysis.state_space.magnitudes import LEAST, Magnitudes
 from analysis.state_space.memory import StateMemory
 from analysis.state_space.role_means import QUANTITIES, RoleMeans
 from analysis.state_space.spectrum import StateSpectrum
 from analysis.statistics.estimates import Estimate
+
+from analysis.base import Finding
+from analysis.dynamic_mask.effect import MaskEffect
+from analysis.dynamic_mask.masks import MaskedHead, StoredPairs
+from analysis.links import AnswerLinks, Mass
+from analysis.matrices.layer_matrix import LayerMatrix
+from analysis.patching.sweeps import PatchSweep
+from analysis.plots.heatmaps import Picture
 
 
 class Case(NamedTuple):

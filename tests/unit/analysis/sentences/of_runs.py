@@ -5,10 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from analysis.value_usage.history import ValueHistory
-from analysis.value_usage.uses import Dependence, LayerUsage, ValueUses
-
-from analysis.capacity import Capacity
 from analysis.claims.costs import SettingCosts
 from analysis.errors.examples import Example, Examples
 from analysis.errors.ledger import Ledger
@@ -18,20 +14,24 @@ from analysis.experts.held_answers import HeldAnswers, Holder
 from analysis.experts.layer_knockout import Deletion, LayerKnockout, RoleDeletion
 from analysis.experts.layer_pairs import LayerPairs
 from analysis.experts.role_effects import RoleEffects
+from analysis.run.onsets import Onset, Onsets
+from analysis.statistics.binned import Bins
+from analysis.sweeps.costs import AccuracyCosts
+from analysis.sweeps.rates import RateCurve, RateCurves
+from analysis.sweeps.survival import SolvingCurve, SolvingCurves
+from analysis.sweeps.widths import WidthCurves
+from analysis.value_usage.history import ValueHistory
+from analysis.value_usage.uses import Dependence, LayerUsage, ValueUses
+
+from analysis.capacity import Capacity
 from analysis.pages.run_accuracy import RunAccuracies, RunCurves
 from analysis.pages.run_columns import RunColumn
 from analysis.rows.tokens import TokenRow
 from analysis.run.generalisation import AccuracyByOption
 from analysis.run.leaks import LeakCheck
-from analysis.run.onsets import Onset, Onsets
-from analysis.statistics.binned import Bins
 from analysis.statistics.change_points import Change
 from analysis.sweeps.capacity import CapacityCurve, CapacityCurves
-from analysis.sweeps.costs import AccuracyCosts
-from analysis.sweeps.rates import RateCurve, RateCurves
 from analysis.sweeps.settings import SettingResult
-from analysis.sweeps.survival import SolvingCurve, SolvingCurves
-from analysis.sweeps.widths import WidthCurves
 from tests.unit.analysis.sentences.of_models import Case
 
 

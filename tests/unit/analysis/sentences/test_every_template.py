@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from analysis.statistics.binned import describe_extremes
 
 import analysis
 from analysis.base import Finding
-from analysis.statistics.binned import describe_extremes
 from tests.unit.analysis.sentences import (
     clauses,
     clauses_of_models,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analysis import value_usage
-from analysis.statistics.estimates import Estimate, estimate_ratio, westfall_young
+from analysis.statistics.comparisons import westfall_young
 from analysis.value_usage.choices import find_value_layers, measure_loads, record_choices
 from analysis.value_usage.swaps import (
     Swap,
@@ -15,6 +15,7 @@ from analysis.value_usage.swaps import (
     reorder_scores,
     shuffle_choices,
 )
+from lab.intervals import Estimate, estimate_ratio
 from lab.models import Block, LanguageModel
 from tests.unit.analysis.value_usage.models import TASK, build_model, build_subject
 

@@ -1,4 +1,0 @@
-"""Old path."""
-# ruff: noqa: F401
-
-from analysis.statistics.comparisons import holm
