@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from analysis.figures.picture import Heatmap, Picture
 from analysis.links import AnswerLinks
-from analysis.plots.heatmaps import Heatmap, Picture
 from analysis.state_space import (
     LEAST,
     QUANTITIES,
