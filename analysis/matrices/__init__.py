@@ -19,17 +19,22 @@ from analysis.figures.picture import (
     make_picture,
     pool_matrix,
 )
-from analysis.links import AnswerLinks, Mass, find_links, find_offsets, measure_mass_by_blocks
+from analysis.links import (
+    SHOWS,
+    AnswerLinks,
+    Mass,
+    find_links,
+    find_offsets,
+    measure_mass_by_blocks,
+)
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import name_head, name_place, percent
 from lab.laws import MatrixMixer
 
-__all__ = ["SHOWS", "TITLE", "LayerMatrix", "describe", "draw", "measure"]
+__all__ = ["TITLE", "LayerMatrix", "describe", "draw", "measure"]
 
 TITLE = "What each layer mixes, on the first test row"
-SHOWS = 0.25
-"""A head shows a pattern if its share lies this far or farther from uniform (0) to all (1)."""
 CROP = 256
 """Cells across the crop, all panels together."""
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
 from analysis.figures import Axis, Dots, Pairs, draw_heads
-from analysis.links import IN_PLACE, Offsets, find_offsets
-from analysis.matrices import SHOWS
+from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
 from analysis.words import format_digits, format_range, name_head, name_place, percent, percents
 from lab.files import RunError
