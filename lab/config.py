@@ -18,8 +18,6 @@ PAPER_EPOCHS = 64
 MOST_THREADS = 1_024
 AUDIT_ROWS = 256
 """Test rows on which a run's shortcuts and its oracle are scored."""
-RECORD_SEEDS = 10
-"""Least number of seeds that a record (`lab record`) rests on."""
 LAB_TOKENS_A_STEP = 4_096
 LAB_EVAL_EVERY = 25
 LAB_SHORTEST_LEN = 16

@@ -14,7 +14,6 @@ from lab.cli.certify import certify
 from lab.cli.claim import claim
 from lab.cli.command import Command, unwrap
 from lab.cli.paper import errata, model
-from lab.cli.record import record
 from lab.cli.resume import resume
 from lab.cli.runs import runs
 from lab.cli.save_pretrained import save_pretrained
@@ -47,7 +46,6 @@ for command in (
     verify,
     sweep,
     claim,
-    record,
     reproduce,
     study,
     bench,

@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 
 import lab
 from analysis.claims.claim import Claim
-from analysis.records.candidate import Candidate
 from lab.cli import app
 from lab.cli.claim import build_sweep
 from lab.cli.equal_parameters import check_parameters
@@ -99,9 +98,9 @@ def test_the_printed_sweep_can_be_run(tmp_path):
     assert sweep.factors == ("d_model", "learning_rate", "mixer", "seed")
 
 
-def test_the_printed_candidate_can_be_read(tmp_path):
-    candidate = Candidate.read(write_printed_file("records.md", "says = ", tmp_path))
-    assert candidate.options["model"] == "my_mixers:Average"
+def test_the_printed_recipes_can_be_run(tmp_path):
+    sweep = read_file(write_printed_file("records.md", "task = ", tmp_path)).build()
+    assert len(sweep.cells) == 20
 
 
 @pytest.mark.parametrize("document", GUIDES, ids=lambda document: document.name)
