@@ -1,56 +1,54 @@
-"""What a survey certifies: architectures of transformers, and options of x-transformers."""
+"""Certify many public modules: every causal model of transformers, and options of x-transformers.
 
+`python docs/scripts/survey.py FILE` adds a line of JSON, a certificate, to a file for each module
+that the file does not have yet, so it can be stopped and started again. `--of x-transformers`
+takes the options of its `Decoder`.
+"""
+
+import argparse
+import json
+import os
 import sys
+from dataclasses import replace
 from importlib import import_module
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from lab.certification import RefusedError, Request, certify_in_child, count_outcomes
+from lab.certify_settings import QUICK
 from lab.laws.adapters import Stateful
-from lab.laws.loading import SmallModel
 from lab.peers import load
 
+SETTINGS = replace(QUICK, lengths=(2, 19), conditions=QUICK.conditions[:1])
+"""For hundreds of models: a length beyond the windows and chunks of small ones."""
+MEMORY, SECONDS = 4, 60
+"""Maximum memory of a model, GiB, and time for a law."""
+Case = tuple[str, dict[str, Any]]
+"""A target as for `lab certify`, and options of its factory."""
 
-class Case(NamedTuple):
-    """A module to certify: `target` as for `lab certify`, with options of its factory."""
 
-    name: str
-    target: str
-    options: dict[str, Any]
-
-
-def list_transformers() -> list[Case]:
-    """List the causal architectures of transformers, each as a small model.
-
-    Several names may share a configuration's class; each class is listed once. Without a GPU,
-    models with a delta rule would call fla's Triton kernels if it is installed, and raise; it is
-    hidden from transformers for the rest of the process, so that they run their torch form.
-    """
-    if not torch.cuda.is_available():
-        sys.modules["fla"] = None  # type: ignore[assignment]
+def list_transformers() -> dict[str, Case]:
+    """List the causal architectures of transformers by name, each class once, as small models."""
     modeling = load("transformers.models.auto.modeling_auto")
     configuration = load("transformers.models.auto.configuration_auto")
     found: dict[str, str] = {}
     for name in modeling.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        config_class = configuration.CONFIG_MAPPING[name]
-        target = f"{config_class.__module__}:{config_class.__name__}"
-        if target not in found.values():
-            found[name] = target
-    # Import what every small model imports when it is built and called.
-    model = SmallModel(load("transformers").LlamaConfig)()
-    model(input_ids=torch.zeros(1, 2, dtype=torch.long))
-    return [Case(name, target, {}) for name, target in found.items()]
+        config = configuration.CONFIG_MAPPING[name]
+        found.setdefault(f"{config.__module__}:{config.__name__}", name)
+    return {name: (target, {}) for target, name in found.items()}
 
 
-def list_x_transformers() -> list[Case]:
+def list_x_transformers() -> dict[str, Case]:
     """List options of x-transformers' `Decoder`, each beside rotary positions or alone."""
-    target = f"{__name__}:build_decoder"
-    build_decoder()  # imports the library
-    return [
-        Case(" ".join(f"{name}={value}" for name, value in each.items()) or "usual", target, each)
+    return {
+        " ".join(f"{name}={value}" for name, value in each.items()) or "usual": (
+            "survey:build_decoder",
+            each,
+        )
         for each in DECODERS
-    ]
+    }
 
 
 class CachedDecoder(Stateful):
@@ -156,3 +154,40 @@ DECODERS: tuple[dict[str, Any], ...] = (
 """Options of `Decoder` to certify, beside small sizes."""
 
 FAMILIES = {"transformers": list_transformers, "x-transformers": list_x_transformers}
+
+
+def certify(target: str, options: dict[str, Any], laws: list[str] | None) -> dict[str, Any]:
+    """Return a module's certificate, or why it was refused."""
+    request = Request(target, replace(SETTINGS, options=options), laws, MEMORY, SECONDS)
+    try:
+        return certify_in_child(request, *[lambda *told: None] * 3)
+    except RefusedError as error:
+        return {"target": target, "refused": str(error), "laws": []}
+
+
+def main() -> None:
+    """Certify what the file does not have yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("names", nargs="*", help="only these")
+    parser.add_argument("--of", choices=list(FAMILIES), default="transformers")
+    parser.add_argument("--only", action="append", metavar="LAW", help="may be repeated")
+    asked = parser.parse_intermixed_args()
+    # A child process imports this module, too.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    lines = asked.file.read_text().splitlines() if asked.file.exists() else []
+    done = {json.loads(line)["name"] for line in lines}
+    for name, (target, options) in FAMILIES[asked.of]().items():
+        if name in done or (asked.names and name not in asked.names):
+            continue
+        found = {"name": name, **certify(target, options, asked.only)}
+        with asked.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+        print(f"{name}: {found.get('refused') or count_outcomes(found)}", flush=True)
+        for law in found["laws"]:
+            if law["verdict"] == "fails":
+                print(f"  {law['law']} fails: {law['counterexample']}")
+
+
+if __name__ == "__main__":
+    main()
