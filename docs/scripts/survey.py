@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--of", choices=list(FAMILIES), default="transformers")
     parser.add_argument("--only", action="append", metavar="LAW", help="may be repeated")
     asked = parser.parse_intermixed_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models are slower on more
     # A child process imports this module, too.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     lines = asked.file.read_text().splitlines() if asked.file.exists() else []
