@@ -15,8 +15,8 @@ import lab
 import tasks
 from analysis.claims.claim import Claim
 from analysis.claims.verdict import ClaimVerdict
-from analysis.pages.page import Shown, fill_template
-from analysis.words import percents
+from analysis.pages.page import Part, Shown, build_page
+from analysis.words import percents, round_percent
 from lab import __version__
 from lab.files import explain_write_errors, write, write_json
 from tasks.base import Task
@@ -119,13 +119,8 @@ class Card:
             RunError: when they cannot be written.
         """
         content = self.to_dict()
-        page = fill_template(
-            "claim.html.j2",
-            card=content,
-            says=self.summarize(),
-            ends=self._show_ends(),
-            errors=errors,
-            figures=figures,
+        page = build_page(
+            "Claim", self.claim.says, self.summarize(), self._list_parts(content, figures, errors)
         )
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -133,15 +128,45 @@ class Card:
             write(folder / PAGE, page)
         return folder / PAGE
 
-    def _show_ends(self) -> list[str] | None:
-        low, high = self.verdict.estimate.low, self.verdict.estimate.high
-        if not math.isfinite(high - low):
-            return None
-        return (
-            [f"{end:.4g} ×" for end in (low, high)]
-            if self.claim.statistic.cost
-            else percents(low, high)
+    def _list_parts(
+        self,
+        content: Mapping[str, Any],
+        figures: Sequence[tuple[str, Shown]],
+        errors: Mapping[str, Sequence[str]],
+    ) -> list[Part]:
+        """Return what decides, the figures, the runs that failed, and what it takes to repeat."""
+        claim, found = self.claim, self.verdict.estimate
+        counted = ("seeds", "runs")
+        certainty = (
+            f"Rounds in which costs were taken on the machine named below: {self.seeds}. The "
+            "interval tells what its noise leaves open; other machines may differ."
         )
+        if claim.statistic.cost:
+            counted = ("rounds", "settings")
+        elif claim.power and self.power is not None:
+            certainty = (
+                f"With {self.seeds} seeds of each setting, a true effect of {claim.power.effect} "
+                f"with a spread of {claim.power.spread} between seeds gives the verdict “holds” in "
+                f"{round_percent(self.power)} of sweeps."
+            )
+        ends = None
+        if math.isfinite(found.high - found.low):
+            ends = percents(found.low, found.high)
+            if claim.statistic.cost:
+                ends = [f"{end:.4g} ×" for end in (found.low, found.high)]
+        facts = {name: content[name] for name in ("verdict", "scale", "value")}
+        facts |= {"interval": ends, counted[0]: self.seeds, counted[1]: self.verdict.runs}
+        facts |= {"machines": "; ".join(self.machines), "date": content["date"], **self.digests}
+        source = " ".join(filter(None, (claim.source, claim.stands_for)))
+        failed = [f"{error}: {'; '.join(runs)}" for error, runs in errors.items()]
+        what = "costs" if claim.statistic.cost else "runs"
+        refuted = f"It would be refuted by this: {claim.refuted_by}"
+        return [
+            Part("decides", "What decides", [source, refuted, certainty]),
+            Part("runs", f"The {what}", figures=figures),
+            Part("failed", "Runs that failed or diverged", failed),
+            Part("card", "To run it again", facts=facts),
+        ]
 
 
 def _sign(value: float, kind: str) -> str:

@@ -2,27 +2,34 @@
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float, Int
 
-from analysis import matrices
-from analysis.base import Finding, NotApplicableError, Subject, Words
-from analysis.figures.picture import Picture
-from analysis.matrices import LayerMatrix
-from analysis.pages.page import Shown, fill_template, make_stamp, show_figure
-from analysis.pages.ranking import Ranking, rank
-from analysis.pages.run_accuracy import RunAccuracies, RunCurves
-from analysis.pages.run_columns import RunColumn, name_apart, summarize_run
-from analysis.plain import to_plain
+from analysis import matrices, mechanism
+from analysis.base import Finding, NotApplicableError, Subject, Table
+from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
+from analysis.mechanism import Mechanism
+from analysis.pages.page import Part, Shown, build_page, make_stamp, show_finding
+from analysis.plain import figure_only
 from analysis.run import baselines, dynamics
+from analysis.run.curves import read_evaluations
 from analysis.run.dynamics import Onsets
-from analysis.words import capitalize, count_decimals
+from analysis.sweeps.seeds import SeedSummary, summarize_seeds
+from analysis.words import count_decimals, percent
 from lab.files import RunError, explain_write_errors, write
+from lab.sweeps.table import tabulate_runs
+from lab.training.catalog import name_choices
+from lab.training.records import find_ending, name_ending
 from lab.training.run import Run
 
 LEAST = 2
@@ -30,31 +37,158 @@ LEAST = 2
 
 
 @dataclass(frozen=True)
-class SeedOrder(Finding):
-    """In which order quantities change in runs that differ in nothing but the seed.
+class RunColumn:
+    """One run of a comparison.
+
+    Attributes:
+        name: its folder's name, with as many parent folders as it takes to tell runs apart.
+        model: its stack, or the user's mixer.
+        differs: the fields of its configuration that differ from the first run's by choice.
+        stopped: how it ended, a key of `find_ending`.
+        accuracy: on the test split, in [0, 1]; None without a result.
+        interval: its 95 % interval over other rows.
+        loss: nats.
+        steps: training steps.
+        seconds: of training.
+        rows_per_second: of training.
+        parameters: of the model.
+        mechanism: how it recalls, in a few words; None where that does not apply.
+        test_rows: how many test rows `accuracy` is of.
+        held_out_steps: steps at which validation rows of the length trained at were evaluated.
+        held_out: accuracy at these steps.
+        half_right: the first of them at which half of the answers were right on rows of the task's
+            own length; None if there was none.
+        stages: row lengths trained at, each with its number of steps.
+    """
+
+    name: str
+    model: str
+    differs: dict[str, Any]
+    stopped: str
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    loss: float | None
+    steps: int
+    seconds: float | None
+    rows_per_second: float | None
+    parameters: int
+    mechanism: str | None
+    test_rows: int
+    held_out_steps: Int[np.ndarray, " m"] = figure_only()
+    held_out: Float[np.ndarray, " m"] = figure_only()
+    half_right: int | None = None
+    stages: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class RunAccuracies(Finding):
+    """The test accuracy of runs.
+
+    Attributes:
+        runs: in the order given.
+        references: accuracies of the task's baselines, by name.
+    """
+
+    runs: tuple[RunColumn, ...]
+    references: dict[str, float]
+    title = "Test accuracy"
+    reading = (
+        "Dots are shares of right answers on test rows, with 95 % intervals over other rows. "
+        "Dotted lines are rules that need no training."
+    )
+
+    @property
+    def says(self) -> str:
+        """Say how many runs are above what needs no training."""
+        known = [run for run in self.runs if run.interval]
+        rivals = {score: name for name, score in self.references.items() if name != "oracle"}
+        best = max(rivals, default=0.0)
+        above = sum(run.interval[0] > best for run in known if run.interval)
+        name = f"“{rivals[best]}”" if rivals else "zero"
+        return (
+            f"Runs whose interval lies above {name} ({percent(best)}): {above} of {len(known)} "
+            "that have a result."
+        )
+
+    def figure(self) -> go.Figure | None:
+        """Draw a dot and an interval per run, the first run on top."""
+        known = [run for run in self.runs if run.accuracy is not None and run.interval]
+        if not known:
+            return None
+        values = np.array([run.accuracy for run in known])
+        dots = Dots("test accuracy", values, np.array([run.interval for run in known]))
+        axis = Axis("accuracy at scored positions", "share")
+        panel = Pairs([dots], axis, levels=_name_levels(self.references))
+        return pairs([run.name for run in known], panel)
+
+
+@dataclass(frozen=True)
+class RunCurves(Finding):
+    """The accuracy of runs by training step.
+
+    Attributes:
+        runs: in the order given.
+        references: accuracies of the task's baselines, by name.
+    """
+
+    runs: tuple[RunColumn, ...]
+    references: dict[str, float]
+    title = "Accuracy by training step"
+    reading = (
+        "Accuracy on held-out rows of the length that a run trains on at that step. Dotted lines "
+        "are rules that need no training."
+    )
+
+    @property
+    def says(self) -> str:
+        """Say in how many runs half of the answers are right."""
+        reached = sum(run.half_right is not None for run in self.runs)
+        return (
+            "Runs in which half of the answers were right at full row length: "
+            f"{reached} of {len(self.runs)}."
+        )
+
+    def numbers(self) -> Table:
+        """Return the step of each run at which half are right, and its row lengths."""
+        lengths = [", ".join(f"{n:,} for {steps:,}" for n, steps in r.stages) for r in self.runs]
+        return Table(
+            ("run", "half right at step", "row lengths, each for how many steps"),
+            tuple(
+                (run.name, _format(run.half_right), of or "–")
+                for run, of in zip(self.runs, lengths, strict=True)
+            ),
+        )
+
+    def figure(self) -> go.Figure | None:
+        """Draw accuracy by step, a line per run."""
+        known = [run for run in self.runs if len(run.held_out)]
+        if not known:
+            return None
+        lines = [Line(run.name, run.held_out_steps, run.held_out) for run in known]
+        levels = _name_levels(self.references)
+        panel = Curves(lines, Axis("accuracy", "share"), levels=levels, height=300)
+        return curves([panel], Axis("training step", "count"))
+
+
+def _name_levels(references: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}, {percent(score)}": score for name, score in references.items()}
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Runs that differ in nothing but the seed.
 
     Attributes:
         names: the runs' names.
+        summary: their accuracy and steps over seeds; None without the extra `studies`.
         onsets: when each quantity changes, run by run; None where that cannot be followed.
         missing: why it cannot be followed; empty where it can.
     """
 
     names: tuple[str, ...]
+    summary: SeedSummary | None
     onsets: Onsets | None
     missing: str
-
-    def describe(self) -> Words:
-        """Say in which order quantities change, or why that is not known."""
-        runs = ", ".join(self.names)
-        if self.onsets is None:
-            says = f"{capitalize(self.missing)}."
-            return Words(f"{runs} · Not followed", says, "", says)
-        words = self.onsets.describe()
-        return replace(words, title=f"{runs} · {words.title}")
-
-    def draw(self) -> go.Figure | None:
-        """Draw when quantities change; None where that is not known."""
-        return None if self.onsets is None else self.onsets.draw()
 
 
 @dataclass(frozen=True)
@@ -63,20 +197,18 @@ class Comparison:
 
     Attributes:
         runs: in the order given.
-        orders: one for each configuration that was trained from several seeds.
+        seeds: one for each configuration that was trained from several seeds.
         task: the task's name if all runs have the same task, else None.
         same_row: whether all matrices are computed on the same row.
         references: accuracy of the oracle, the best shortcut and chance on the common task; empty
             where tasks differ.
-        ranking: which settings are better than which, or why that is not known.
     """
 
     runs: tuple[RunColumn, ...]
-    orders: tuple[SeedOrder, ...]
+    seeds: tuple[Seeds, ...]
     task: str | None
     same_row: bool
     references: dict[str, float]
-    ranking: Ranking
 
 
 def compare(subjects: Sequence[Subject]) -> Comparison:
@@ -91,19 +223,72 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     if same:
         references = baselines.choose_references(baselines.score_baselines(runs[0]))
     names = name_apart([run.path for run in runs])
+    named = dict(zip(names, subjects, strict=True))
     return Comparison(
-        runs=tuple(
-            summarize_run(subject, name, runs[0])
-            for subject, name in zip(subjects, names, strict=True)
-        ),
-        orders=tuple(
-            _find_order(group) for group in _group_seeds(dict(zip(names, subjects, strict=True)))
-        ),
+        runs=tuple(summarize_run(subject, name, runs[0]) for name, subject in named.items()),
+        seeds=tuple(map(_compare_seeds, _group_seeds(named))),
         task=runs[0].task.name if same else None,
         same_row=same,
         references=references,
-        ranking=rank(runs),
     )
+
+
+def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
+    """Return what a comparison says of a subject's run; `first` is the run it is compared with.
+
+    Raises:
+        RunError: when the run's records cannot be read.
+    """
+    run = _get_run(subject)
+    result, metrics = run.read_result() or {}, run.read_metrics()
+    evaluated, stages, full = read_evaluations(run), metrics.stages, run.task.seq_len
+    began = next((stage.began for stage in stages if stage.seq_len == full), math.inf)
+    half = evaluated.steps[(evaluated.steps > began) & (evaluated.accuracy >= 0.5)]
+    try:
+        found = mechanism.measure(subject)
+    except NotApplicableError:
+        found = []
+    labels = [result.label for result in found if isinstance(result, Mechanism)]
+    return RunColumn(
+        name=name,
+        model=run.model.model or run.model.stack,
+        differs=_find_differences(run, first),
+        stopped=find_ending(result),
+        accuracy=result.get("accuracy"),
+        interval=baselines.read_interval(run),
+        loss=result.get("loss"),
+        steps=result.get("steps", int(evaluated.steps[-1]) if len(evaluated.steps) else 0),
+        seconds=result.get("seconds"),
+        rows_per_second=result.get("rows_per_second"),
+        parameters=subject.model.parameter_count(),
+        mechanism=labels[0] if labels else None,
+        test_rows=run.train.test_rows,
+        held_out_steps=evaluated.steps,
+        held_out=evaluated.accuracy,
+        half_right=int(half[0]) if len(half) else None,
+        stages=tuple((stage.seq_len, stage.steps) for stage in stages),
+    )
+
+
+def name_apart(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    raise AssertionError("whole paths tell paths apart")
+
+
+def _find_differences(run: Run, first: Run) -> dict[str, Any]:
+    """Return the fields of a configuration that differ from the first run's by choice."""
+    ours, theirs, chosen = run.to_dict(), first.to_dict(), name_choices([run, first])
+    return {
+        name: value
+        for part in ("task", "model", "train")
+        for name, value in ours[part].items()
+        if name in chosen and theirs[part].get(name) != value
+    }
 
 
 def open_on_same_rows(runs: Sequence[Run], rows: int | None = None) -> list[Subject]:
@@ -143,12 +328,15 @@ def _group_seeds(subjects: dict[str, Subject]) -> list[dict[str, Subject]]:
     return [dict(by_seed.values()) for by_seed in groups.values() if len(by_seed) > 1]
 
 
-def _find_order(group: dict[str, Subject]) -> SeedOrder:
-    names = tuple(group)
+def _compare_seeds(group: Mapping[str, Subject]) -> Seeds:
+    summary, onsets, missing = None, None, ""
+    with suppress(ImportError):
+        summary = summarize_seeds(tabulate_runs([_get_run(s) for s in group.values()]))
     try:
-        return SeedOrder(names, dynamics.compare_runs(list(group.values())), "")
+        onsets = dynamics.compare_runs(list(group.values()))
     except NotApplicableError as error:
-        return SeedOrder(names, None, str(error))
+        missing = str(error)
+    return Seeds(tuple(group), summary, onsets, missing)
 
 
 def draw_matrices(
@@ -158,31 +346,24 @@ def draw_matrices(
 
     Matrices of one form have one colour scale, in all layers and runs.
     """
-    found: list[tuple[str, Subject, LayerMatrix]] = []
+    found = []
     for subject, name in zip(subjects, names, strict=True):
-        try:
+        with suppress(NotApplicableError):
             results = matrices.measure(replace(subject, batch=subject.batch[:1]))
-        except NotApplicableError:
-            continue
-        found += [(name, subject, result) for result in results if not result.cropped]
-    pictures: dict[str, list[Picture]] = {}
-    for _, _, result in found:
-        if result.picture is not None:
-            pictures.setdefault(result.form, []).append(result.picture)
+            found += [(name, subject, result) for result in results if not result.cropped]
     layers: dict[int, list[Shown]] = {}
     for name, subject, result in found:
         if result.picture is not None:
-            alike = pictures[result.form]
+            alike = [r.picture for _, _, r in found if r.picture and r.form == result.form]
             picture = replace(
                 result.picture,
                 bound=max(picture.bound for picture in alike),
                 signed=any(picture.signed for picture in alike),
             )
             result = replace(result, picture=picture)
-        words = matrices.describe(result)
-        words = replace(words, title=f"{name} · {words.title}")
-        entry = show_figure(words, matrices.draw(result), make_stamp(subject))
-        layers.setdefault(result.layer, []).append(entry)
+        layers.setdefault(result.layer, []).append(
+            show_finding(result, make_stamp(subject), of=name)
+        )
     return sorted(layers.items())
 
 
@@ -197,30 +378,87 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
     names = [run.name for run in found.runs]
     title = f"{len(names)} runs of {found.task}" if found.task else f"{len(names)} runs"
     accuracies = RunAccuracies(found.runs, found.references)
-    curves = RunCurves(found.runs, found.references)
-    orders = [
-        show_figure(order.describe(), order.draw(), ", ".join(order.names))
-        for order in found.orders
-    ]
-    grid = draw_matrices(subjects, names)
-    outline = [("summary", "Summary"), ("runs", "The runs"), ("accuracy", "How good, how fast")]
-    outline += [("orders", "In which order things change")] * bool(orders)
-    outline += [("matrices", "What each layer mixes")] * bool(grid)
-    return fill_template(
-        "compare.html.j2",
-        title=title,
-        mark=mark,
-        found=found,
-        figures=[
-            show_figure(f.describe(), f.draw(), title) for f in (found.ranking, accuracies, curves)
-        ],
-        orders=orders,
-        grid=grid,
-        decimals=count_decimals(
-            share for run in found.runs for share in (run.accuracy or 0.0, *(run.interval or ()))
+    shown = [show_finding(f, title) for f in (accuracies, RunCurves(found.runs, found.references))]
+    order = "In which order things change, over seeds"
+    orders, untold = [], []
+    for i, seeds in enumerate(found.seeds, 1):
+        alike = ", ".join(seeds.names)
+        if seeds.onsets:
+            orders.append((f"order-{i}", show_finding(seeds.onsets, alike, of=alike)))
+        else:
+            untold.append(f"{alike}: {seeds.missing}.")
+    parts = [
+        Part("runs", "The runs", table=_tabulate(found.runs)),
+        Part("seeds", "Over seeds", table=_tabulate_seeds(found.seeds)),
+        Part(
+            "accuracy",
+            "How good, how fast",
+            figures=[(f"compared-{i}", one) for i, one in enumerate(shown, 1)],
         ),
-        outline=outline,
+        Part("orders", order, untold, figures=orders),
+    ]
+    rows = (
+        "All are on the same test row." if found.same_row else "Each is on a row of its own task."
     )
+    for layer, results in draw_matrices(subjects, names):
+        parts.append(
+            Part(
+                f"layer-{layer}",
+                f"What layer {layer} mixes",
+                (f"{rows} Matrices of one kind have one colour scale, in all layers and runs.",),
+                figures=[(f"layer-{layer}-{i}", one) for i, one in enumerate(results, 1)],
+                side=True,
+            )
+        )
+    return build_page("Comparison", title, accuracies.says, parts, mark)
+
+
+def _tabulate(runs: Sequence[RunColumn]) -> Table:
+    """Return what sets runs apart, and how they ended."""
+    shares = [share for run in runs for share in (run.accuracy or 0.0, *(run.interval or ()))]
+    decimals = count_decimals(shares)
+    columns = "run", "model", "differs in", "accuracy", "95 %", "recalls by", "steps", "seconds"
+    return Table(
+        (*columns, "rows/s", "parameters", "ended"),
+        tuple(
+            (
+                run.name,
+                run.model,
+                ", ".join(f"{name}={value}" for name, value in run.differs.items()) or "–",
+                "–" if run.accuracy is None else percent(run.accuracy, decimals),
+                " … ".join(percent(end, decimals) for end in run.interval or ()) or "–",
+                run.mechanism or "–",
+                f"{run.steps:,}",
+                _format(run.seconds),
+                _format(run.rows_per_second),
+                f"{run.parameters:,}",
+                name_ending(run.stopped),
+            )
+            for run in runs
+        ),
+    )
+
+
+def _tabulate_seeds(seeds: Sequence[Seeds]) -> Table | None:
+    """Return accuracy and steps over seeds; None where no runs differ in the seed alone."""
+    columns = "runs", "solved", "mean accuracy", "95 % over seeds and rows"
+    rows = tuple(
+        (
+            ", ".join(each.names),
+            f"{len(found.solved)} of {len(found.runs)}",
+            "–" if found.mean is None else percent(found.mean),
+            " … ".join(map(percent, found.interval or ())) or "–",
+            _format(found.median),
+            " … ".join(map(_format, found.within)) if found.median else "–",
+        )
+        for each in seeds
+        if (found := each.summary)
+    )
+    return Table((*columns, "median steps until solved", "95 % over seeds"), rows) if rows else None
+
+
+def _format(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
 
 
 def make_mark(runs: Sequence[Run], rows: int | None) -> str:
@@ -257,8 +495,3 @@ def write_comparison(runs: Sequence[Run], path: Path, rows: int | None = None) -
     with explain_write_errors(path):
         write(path, page)
     return found
-
-
-def as_json(found: Comparison) -> str:
-    """Return a comparison as JSON."""
-    return json.dumps(to_plain(found), ensure_ascii=False)

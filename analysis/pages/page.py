@@ -1,76 +1,174 @@
-"""The parts of every page: figures with their words, light and dark themes, templates."""
+"""The parts of every page: findings with their figures, tables, formulas, themes, plotly.js."""
 
 import html
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from latex2mathml.converter import convert
+from markupsafe import Markup, escape
+from plotly.offline import get_plotlyjs
 
-from analysis import ANALYSES
-from analysis.base import Analysis, Subject, Words
+from analysis.base import Finding, Passage, Passages, Subject, Table, Tokens
 from analysis.examination import Examination
-from analysis.pages.bundle import pack_plotly
-from analysis.pages.formulas import typeset
+from analysis.figures.theme import DARK, HEAD, LIGHT, add_title
 from analysis.plain import deflate
-from analysis.plots.style import DARK, HEAD, LIGHT, add_title
 from analysis.words import percent
+
+FORMULAS = {
+    "⟨|M|, P⟩ / Σ|M|": r"\frac{\langle |M|, P \rangle}{\sum |M|}",
+    "Σ|M|(i − j) / Σ|M|": r"\frac{\sum_{ij} |M_{ij}| (i - j)}{\sum_{ij} |M_{ij}|}",
+    "Σ_j |M_ij|": r"\textstyle\sum_j |M_{ij}|",
+    "Σ_j |M̃_ij|": r"\textstyle\sum_j |\tilde{M}_{ij}|",
+    "‖M_ij v_j W_O‖": r"\| M_{ij} v_j W_O \|",
+    "‖dt·B⊗x‖": r"\| dt \cdot B \otimes x \|",
+    "‖h C‖": r"\| h C \|",
+    "exp H(σ / Σσ)": r"\exp H(\sigma / \textstyle\sum \sigma)",
+    "σ_max · max(m, T − m) · ε": r"\sigma_{\max} \cdot \max(m, T - m) \cdot \varepsilon",
+    "Π (½ I + ½ Ā)": r"\textstyle\prod (\frac{1}{2} I + \frac{1}{2} \bar{A})",
+    "M̃ = L∘CBᵀ·dt + D": r"\tilde{M} = L \circ C B^\top \cdot dt + D",
+    "M = L ∘ CBᵀ": r"M = L \circ C B^\top",
+    "log₁₀|M̃|": r"\log_{10} |\tilde{M}|",
+    "log|M_ij|": r"\log |M_{ij}|",
+    "log|C_i·B_j|": r"\log |C_i \cdot B_j|",
+    "log L_ij": r"\log L_{ij}",
+    "log₂(step + 1)": r"\log_2(\mathrm{step} + 1)",
+    "y = M · values": r"y = M \cdot \mathrm{values}",
+    "I(row; column)": r"I(\mathrm{row}; \mathrm{column})",
+    "exp Σa": r"\exp \textstyle\sum a",
+    "e^H": "e^H",
+    "e^a": "e^a",
+    "R_ij": "R_{ij}",
+    "M_ij": "M_{ij}",
+    "|M|": "|M|",
+}
+"""LaTeX of the formulas that sentences and titles of analyses contain, by their plain text."""
+KNOWN = re.compile("|".join(re.escape(plain) for plain in sorted(FORMULAS, key=len, reverse=True)))
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A finding on a page.
+    """A finding as a page shows it and report.json keeps it.
 
     Attributes:
-        words: the text beside the figure.
-        spec: the figure as plotly's JSON without a template; None when there is no figure.
-        ratio: width by height of the figure without its title.
-        least: least height on a narrow page, px, so that panels stay readable; None for square
-            cells, which must shrink with the width.
+        title: of the figure.
+        says: what the finding shows.
+        reading: how to read the figure.
+        alt: the figure in words.
+        table: further numbers.
+        spec: the figure as plotly's JSON without a template; None without a figure.
+        texts: what is read in place of a figure.
+        tokens: a row that is looked at token by token in place of a figure.
+        rest: what else a finding of the former contract says.
     """
 
-    words: Words
-    spec: Markup | None
-    ratio: str
-    least: int | None = None
+    title: str
+    says: str
+    reading: str
+    alt: str
+    table: Table | None = None
+    spec: dict[str, Any] | None = None
+    texts: tuple[Passage, ...] = ()
+    tokens: dict[str, Any] | None = None
+    rest: str = ""
+
+    @property
+    def height(self) -> int:
+        """Height of the figure without its title, px."""
+        assert self.spec
+        return self.spec["layout"]["height"] - HEAD
+
+    @property
+    def ratio(self) -> str:
+        """Width by height of the figure without its title."""
+        assert self.spec
+        return f"{self.spec['layout']['width']} / {self.height}"
+
+    @property
+    def square(self) -> bool:
+        """Whether cells are square, so that the height must shrink with the width."""
+        assert self.spec
+        axes = (part for part in self.spec["layout"].values() if isinstance(part, dict))
+        return any("scaleanchor" in axis for axis in axes)
 
 
-def show_findings(analysis: Analysis, results: Sequence[Any], stamp: str) -> list[Shown]:
-    """Describe and draw the findings of an analysis for a page.
+def show_finding(finding: Finding, stamp: str, of: str = "") -> Shown:
+    """Prepare a finding for a page.
 
     Args:
-        analysis: describes and draws them.
-        results: what it measured.
-        stamp: where they come from; saved figures show it.
+        finding: what is shown.
+        stamp: where it comes from; saved figures show it.
+        of: what comes before its title, such as the name of a run.
     """
-    return [
-        show_figure(analysis.describe(result), analysis.draw(result), stamp) for result in results
-    ]
+    caption = _adapt(finding)
+    title = f"{of} · {caption.title}" if of else caption.title
+    figure = caption.figure()
+    return Shown(
+        title,
+        caption.says,
+        caption.reading,
+        caption.alt,
+        caption.numbers(),
+        _make_spec(add_title(figure, title, stamp)) if isinstance(figure, go.Figure) else None,
+        figure.texts if isinstance(figure, Passages) else (),
+        figure.row if isinstance(figure, Tokens) else None,
+        caption.rest if isinstance(caption, _Former) else "",
+    )
 
 
-def show_figure(words: Words, fig: go.Figure | None, stamp: str) -> Shown:
-    """Prepare a figure and its words for a page."""
-    if fig is None:
-        return Shown(words, None, "")
-    # plotly's own JSON: arrays become base64.
-    spec = json.loads(add_title(fig, words.title, stamp).to_json() or "")
-    layout = spec["layout"]
-    del layout["template"]
-    height = layout["height"] - HEAD
-    square = any("scaleanchor" in part for part in layout.values() if isinstance(part, dict))
-    ratio = f"{layout['width']} / {height}"
-    return Shown(words, embed_json({**spec, "head": HEAD}), ratio, None if square else height)
+class _Former(Finding):
+    """A finding that still has `describe` and `draw` of its own."""
+
+    def __init__(self, finding: Finding):
+        self._words, self._drawn = finding.describe(), finding.draw()
+        self.title, self.reading = self._words.title, self._words.reading
+        self.rest = self._words.rest
+
+    @property
+    def says(self) -> str:
+        return self._words.lead
+
+    @property
+    def alt(self) -> str:
+        return self._words.alt
+
+    def figure(self) -> go.Figure | Passages | Tokens | None:
+        words = self._words
+        texts = Passages(words.passages) if words.passages else None
+        return self._drawn or (Tokens(words.tokens) if words.tokens else texts)
 
 
-def render_figure(fig: go.Figure) -> str:
-    """Return a page on which a figure fills the window; its title and stamp become text."""
-    title = fig.layout.title
-    said, stamp = (html.unescape(part.text or "") for part in (title, title.subtitle))
-    shown = show_figure(Words(said, "", stamp, said), go.Figure(fig), stamp)
-    return fill_template("figure.html.j2", words=shown.words, spec=shown.spec)
+def _adapt(finding: Finding) -> Finding:
+    former = type(finding).describe is not Finding.describe
+    return _Former(finding) if former else finding
+
+
+def _make_spec(fig: go.Figure) -> dict[str, Any]:
+    """Return plotly's own JSON, in which arrays are base64, without the template."""
+    spec = json.loads(fig.to_json() or "")
+    del spec["layout"]["template"]
+    return {**spec, "head": HEAD}
+
+
+def draw_findings(results: Mapping[str, Sequence[Finding]], stamp: str) -> dict[str, go.Figure]:
+    """Draw every figure with title and stamp, named by the key of its finding and a number."""
+    found = {}
+    for name, findings in results.items():
+        for i, finding in enumerate(map(_adapt, findings), 1):
+            figure = finding.figure()
+            if isinstance(figure, go.Figure):
+                found[f"{name}-{i}"] = add_title(figure, finding.title, stamp)
+    return found
+
+
+def draw_figures(examination: Examination) -> dict[str, go.Figure]:
+    """Draw every figure of an examination, with title and stamp, named by analysis and number."""
+    return draw_findings(examination.results, make_stamp(examination.subject))
 
 
 def make_stamp(subject: Subject) -> str:
@@ -83,15 +181,59 @@ def make_stamp(subject: Subject) -> str:
     return " · ".join([*parts, f"seed {subject.seed}"])
 
 
-def draw_figures(examination: Examination) -> dict[str, go.Figure]:
-    """Draw every figure of an examination, with title and stamp, named by analysis and number."""
-    found = {}
-    for name, results in examination.results.items():
-        for i, result in enumerate(results, 1):
-            words, fig = ANALYSES[name].describe(result), ANALYSES[name].draw(result)
-            if fig is not None:
-                found[f"{name}-{i}"] = add_title(fig, words.title, make_stamp(examination.subject))
-    return found
+@dataclass(frozen=True)
+class Part:
+    """A part of a page below a heading.
+
+    Attributes:
+        key: its identifier.
+        title: the heading.
+        texts: paragraphs.
+        table: below them.
+        figures: each after its identifier.
+        side: whether the figures stand side by side.
+        facts: values by name.
+        programs: code, folded, by what it shows.
+    """
+
+    key: str
+    title: str
+    texts: Sequence[str] = ()
+    table: Table | None = None
+    figures: Sequence[tuple[str, Shown]] = ()
+    side: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_page(kind: str, title: str, verdict: str, parts: Sequence[Part], mark: str = "") -> str:
+    """Return a page of parts as HTML; all text from users is escaped.
+
+    Args:
+        kind: what it is, such as "Sweep".
+        title: its heading.
+        verdict: what it says, in a sentence.
+        parts: in order; those without content are left out.
+        mark: a comment that tells it from another page.
+    """
+    kept = [p for p in parts if p.texts or p.table or p.figures or p.facts or p.programs]
+    return fill_template(
+        "parts.html.j2",
+        kind=kind,
+        title=title,
+        verdict=verdict,
+        parts=kept,
+        outline=[(part.key, part.title) for part in kept],
+        mark=mark,
+    )
+
+
+def render_figure(fig: go.Figure) -> str:
+    """Return a page on which a figure fills the window; its title and stamp become text."""
+    title = fig.layout.title
+    said, stamp = (html.unescape(part.text or "") for part in (title, title.subtitle))
+    spec = _make_spec(go.Figure(fig))
+    return fill_template("figure.html.j2", title=said, stamp=stamp, spec=spec)
 
 
 def fill_template(template: str, **parts: Any) -> str:
@@ -105,10 +247,10 @@ def fill_template(template: str, **parts: Any) -> str:
     )
     types: set[str] = set()
 
-    def pack_figure(spec: str) -> Markup:
-        types.update(trace["type"] for trace in json.loads(spec)["data"])
+    def pack_figure(spec: dict[str, Any]) -> Markup:
+        types.update(trace["type"] for trace in spec["data"])
         # Halves of characters, of names that are not UTF-8, as JSON escapes them.
-        return Markup(deflate(spec.encode(errors="backslashreplace")))
+        return Markup(deflate(_write_json(spec).encode(errors="backslashreplace")))
 
     templates.filters.update(
         percent=percent,
@@ -127,8 +269,30 @@ def fill_template(template: str, **parts: Any) -> str:
 
 def embed_json(content: dict[str, Any]) -> Markup:
     """Write JSON so that it is safe inside a script element."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028"))
+    return Markup(_write_json(content).replace("<", "\\u003c").replace("\u2028", "\\u2028"))
+
+
+def _write_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def typeset(text: str) -> Markup:
+    """Return a text as HTML: escaped, formulas as MathML, numbers together with their %."""
+    parts = KNOWN.split(text)
+    found = [*map(_convert, KNOWN.findall(text)), Markup("")]
+    words = (escape(_keep_together(part)) for part in parts)
+    return Markup("").join(part for pair in zip(words, found, strict=True) for part in pair)
+
+
+@cache
+def _convert(plain: str) -> Markup:
+    return Markup(convert(FORMULAS[plain]))
+
+
+def _keep_together(text: str) -> str:
+    """Keep a number and its per cent sign, and the ends of an interval, on one line."""
+    space = "\N{NO-BREAK SPACE}"
+    return text.replace(" %", f"{space}%").replace(" … ", f"{space}…{space}")
 
 
 def _format_value(value: object) -> str:
@@ -144,6 +308,74 @@ def _format_value(value: object) -> str:
     return str(value)
 
 
-def _keep_together(text: str) -> str:
-    """Keep a number and its per cent sign on one line."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+TESTED = "plotly.js v4.1.1"
+"""The version whose cut bundles are tested. Others stay whole."""
+CORE = "scatter"
+"""The trace type that every bundle has."""
+MODULE = re.compile(r"(?<=[;}])var ([\w$]+)=W\((?:\([\w$,]*\)|[\w$]+)=>\{")
+INIT = re.compile(r"([\w$]+)=Ea\(\(\)=>\{")
+"""ES modules, which follow a module; they too run when they are called."""
+CALL = re.compile(r"(?<![\w$.])([\w$]+)\(\)")
+REGISTER = re.compile(r"(?<=\.register\(\[)(?:[\w$]+\(\),?)+")
+TYPE = re.compile(r'moduleType:"trace",name:"(\w+)"')
+
+
+def pack_plotly(types: Iterable[str]) -> str:
+    """Return plotly.js, deflated, cut to the modules that these trace types need.
+
+    Whole it is 2.0 MB, four times as large: a page of figures would be three times as large.
+    """
+    return _pack(frozenset(types) - {CORE})
+
+
+@cache
+def _pack(types: frozenset[str]) -> str:
+    return deflate(_cut(types).encode())
+
+
+def _cut(types: frozenset[str]) -> str:
+    """Return plotly.js with the modules that these trace types need, or whole if in doubt.
+
+    The bundle is a list of modules, `var NAME=W(exports=>{…});`, that run when another calls
+    `NAME()`. The last one registers all trace types. With fewer types, most modules are never
+    called, those of maps and WebGL first.
+    """
+    whole = get_plotlyjs()
+    registered = REGISTER.search(whole)
+    if TESTED not in whole or registered is None:
+        return whole
+    starts = list(MODULE.finditer(whole, 0, registered.start()))
+    ends = [start.start() for start in starts[1:]]
+    head, last = whole[: starts[0].start()], whole[starts[-1].start() :]
+    modules = {
+        start[1]: whole[start.start() : end] for start, end in zip(starts, ends, strict=False)
+    }
+    entries = {_find_type(name, modules): f"{name}()" for name in CALL.findall(registered[0])}
+    if not types <= entries.keys():
+        return whole
+    last = last.replace(registered[0], ",".join(entries[name] for name in sorted(types)))
+    kept = _reach(last, modules)
+    return "".join([head, *(text for name, text in modules.items() if name in kept), last])
+
+
+def _find_type(name: str, modules: dict[str, str]) -> str | None:
+    """Return the trace type of a module, or of the one it is built on; None for other modules."""
+    while name in modules:
+        if found := TYPE.search(modules[name]):
+            return found[1]
+        call = CALL.search(modules[name])
+        name = call[1] if call else ""
+    return None
+
+
+def _reach(text: str, modules: dict[str, str]) -> set[str]:
+    """Return the modules that a text calls, and those that they call in turn."""
+    owners = {init: name for name, part in modules.items() for init in INIT.findall(part)}
+    owners |= {name: name for name in modules}
+    found: set[str] = set()
+    waiting = [text]
+    while waiting:
+        called = {owners[name] for name in CALL.findall(waiting.pop()) if name in owners} - found
+        waiting += [modules[name] for name in called]
+        found |= called
+    return found

@@ -1,26 +1,47 @@
 """The report of a run: what was trained, how well, how it got there, and what it learned."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analysis import ANALYSES, QUICK
 from analysis.base import Subject
 from analysis.examination import Examination, examine
-from analysis.pages.page import embed_json, fill_template
-from analysis.pages.report_files import Report, ReportFiles, choose_files, choose_work
-from analysis.pages.summary import (
-    Section,
-    answer_first,
-    choose_open,
-    pick_key_findings,
-    split_sections,
-)
+from analysis.pages.page import Shown, embed_json, fill_template
+from analysis.pages.report_files import Report, ReportFiles, choose_work, merge
 from analysis.run import baselines
 from analysis.words import count_interval_decimals
-from lab.files import RunError, explain_write_errors
+from lab.files import explain_write_errors
 from lab.laws.layers import describe_certificate, read_certificate
 from lab.training.run import Run
+
+Section = tuple[str, str, list[Shown]]
+"""Name, title and figures of an analysis."""
+Answer = tuple[str, str, str]
+"""A reader's first question, its answer, and the section with the evidence; "" without one."""
+TRUST = "leaks"
+HOW = "mechanism"
+KEY = (
+    "errors",
+    "generalisation",
+    "recall",
+    "state_space",
+    "dynamic_mask",
+    "value_usage",
+    "expert_knockout",
+    "expert_roles",
+    "dynamics",
+    "samples",
+)
+"""Analyses whose first findings count most, in the order of the list."""
+MOST = 5
+"""Maximum number of key findings."""
+OPEN = ("tokens", "curves", "mechanism")
+"""Sections that are unfolded from the start."""
+FEW = 3
+"""Maximum number of sections of a page on which all are unfolded."""
+ALWAYS = ("baselines", "leaks", "rows", "tokens", "curves", "positions", "generalisation")
+"""Analyses that say something of a model that has learned nothing, too."""
 
 
 def write_quick(
@@ -59,16 +80,9 @@ def write_both(
     Raises:
         RunError: when a report cannot be read, or the folder cannot be written.
     """
-    new = Report.of(examination)
     with explain_write_errors(run.path):
-        files = choose_files(run, new, on_note)
-        kept = files.read()
-        report = kept.update(new) if kept and kept.matches(new) else new
-        page = render(run, examination, report)
-        if files.page.is_dir():
-            raise RunError(f"{files.page}: is a folder, must be a file")
-        files.keep_others(on_note)
-        files.write(report, page)
+        files, report = merge(run, Report.of(examination), on_note)
+        files.write(report, render(run, examination, report), on_note)
     return files
 
 
@@ -80,54 +94,80 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
         examination: what was found now.
         report: the examination merged with earlier ones; None: the examination alone.
     """
-    subject, report = examination.subject, report or Report.of(examination)
-    numbers = report.numbers
+    report = report or Report.of(examination)
+    subject, numbers = examination.subject, report.numbers
     standing = baselines.measure(subject)[0]
-    sections = [
-        (name, analysis.TITLE, report.sections[name])
-        for name, analysis in ANALYSES.items()
-        if name in report.sections
-    ]
-    words = {name: results[0].words for name, _, results in sections if results}
-    titles = {name: title for name, title, _ in sections}
-    shown, aside = split_sections(sections, standing.learned)
-    left_out = {
-        ANALYSES[name].TITLE: why
-        for name, why in numbers["not_applicable"].items()
-        if name in ANALYSES
-    }
+    titles = {name: a.TITLE for name, a in ANALYSES.items() if name in report.sections}
+    sections = [(name, title, report.sections[name]) for name, title in titles.items()]
+    leads = {name: shown[0].says for name, _, shown in sections if shown}
+    aside = [] if standing.learned else [found for found in sections if found[0] not in ALWAYS]
+    shown = [found for found in sections if found not in aside]
+    outline = [("summary", "Summary"), *((name, title) for name, title, _ in shown)]
+    outline += [("aside", "How the model works")] * bool(aside)
+    certificate = read_certificate(run.path)
     return fill_template(
         "report.html.j2",
         subject=subject,
         run=run,
         result=run.read_result() or {},
-        certified=_describe_certified(run),
+        certified="" if certificate is None else describe_certificate(certificate),
         report_rows=numbers["rows"],
         newest=max(run.list_checkpoints(), default=0),
         standing=standing,
         decimals=count_interval_decimals(*(standing.interval or [standing.accuracy or 0.0] * 2)),
-        answers=answer_first(standing, words, numbers["not_applicable"]),
-        findings=pick_key_findings(words) if standing.learned else [],
-        outline=_list_contents(shown, aside),
+        answers=answer_first(standing, leads, numbers["not_applicable"]),
+        findings=pick_key_findings(leads) if standing.learned else [],
+        outline=[*outline, ("configuration", "Configuration")],
         record=embed_json(_collect_headlines(run, standing)),
         shown=shown,
         aside=aside,
-        present=titles.keys(),
         titles=titles,
         unfolded=choose_open([name for name, _, _ in shown]),
-        left_out=left_out,
+        left_out={
+            ANALYSES[name].TITLE: why
+            for name, why in numbers["not_applicable"].items()
+            if name in ANALYSES
+        },
         partial=len(numbers["seconds"]) < len(ANALYSES),
         config=json.dumps(run.to_dict(), indent=2, ensure_ascii=False),
         provenance={**numbers["provenance"], **_list_earlier(numbers)},
     )
 
 
-def _describe_certified(run: Run) -> str:
-    """Say what the laws found before training; "" if they were not asked."""
-    certificate = read_certificate(run.path)
-    if certificate is None:
-        return ""
-    return f"Certified before training: {describe_certificate(certificate)}."
+def answer_first(
+    standing: baselines.Standing, leads: Mapping[str, str], not_applicable: Mapping[str, str]
+) -> list[Answer]:
+    """Answer how the model does it, and why to trust it, or what it has not learned.
+
+    Args:
+        standing: how the run ended.
+        leads: what the first finding of each analysis says, by its name.
+        not_applicable: why the others do not apply, by name.
+    """
+    if not standing.learned:
+        why = standing.failure or "Its accuracy is near that of a blind guess."
+        return [
+            ("How does it do it?", f"There is nothing to explain yet. {why}", "baselines"),
+            ("What is there to learn?", standing.rules, "baselines"),
+        ]
+    how = "Not analyzed: `lab analyze` finds out."
+    if HOW in not_applicable:
+        how = f"No label applies: {not_applicable[HOW]}."
+    trust = " ".join(filter(None, (standing.rules, leads.get(TRUST))))
+    return [
+        ("How does it do it?", leads.get(HOW, how), HOW),
+        ("Why trust it?", trust, TRUST if TRUST in leads else "baselines"),
+    ]
+
+
+def pick_key_findings(leads: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the analyses that matter most, each with its finding in one sentence."""
+    return [(name, leads[name]) for name in KEY if name in leads][:MOST]
+
+
+def choose_open(names: Sequence[str]) -> set[str]:
+    """Return which sections are unfolded from the start."""
+    return set(names if len(names) <= FEW else OPEN)
 
 
 def _list_earlier(numbers: dict[str, Any]) -> dict[str, str]:
@@ -140,21 +180,12 @@ def _list_earlier(numbers: dict[str, Any]) -> dict[str, str]:
     return {f"{what}, of {', '.join(names)}": value for (what, value), names in found.items()}
 
 
-def _list_contents(shown: Sequence[Section], aside: Sequence[Section]) -> list[tuple[str, str]]:
-    """Return the parts of the page in order, each with its title."""
-    found = [("summary", "Summary"), *((name, title) for name, title, _ in shown)]
-    if aside:
-        found.append(("aside", "How the model works"))
-    return [*found, ("configuration", "Configuration")]
-
-
 def _collect_headlines(run: Run, standing: baselines.Standing) -> dict[str, Any]:
     """Return the numbers from which the page recomputes its headlines: the metrics."""
     rows = run.read_metrics()
     last = rows[-1] if rows else {}
     return {
         "steps": last.get("step"),
-        "batch_size": run.train.batch_size,
         "seconds": sum(row["seconds"] for row in rows),
         "interval": last.get("test_interval", standing.interval),
         # The last step is evaluated unless the run was interrupted between two evaluations.

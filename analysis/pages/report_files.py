@@ -5,27 +5,49 @@ belong to the newest weights; reports for other steps or rows have these in thei
 replaces a fuller one.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from pydantic import TypeAdapter, with_config
+from typing_extensions import TypedDict
 
 from analysis import ANALYSES
-from analysis.base import Passage, Words, count_default_rows
+from analysis.base import count_default_rows
 from analysis.examination import FORMAT, Examination, record
-from analysis.pages.page import Shown, embed_json, make_stamp, show_findings
-from analysis.pages.schema import NumbersFile, SectionsFile
+from analysis.pages.page import Shown, make_stamp, show_finding
 from analysis.plain import to_plain
 from analysis.provenance import DATA
 from lab.files import RunError, has_entries, is_marked, read_json, write, write_json
-from lab.training.records import validate
+from lab.training.records import STRICT, validate
 from lab.training.run import Run
 
 SAME = ("format", "step", "seed", "rows", "seq_len")
 """Entries of analysis.json that merged analyses must share."""
+
+
+@with_config(STRICT)
+class NumbersFile(TypedDict):
+    """The content of analysis.json."""
+
+    step: int
+    seed: int
+    rows: int
+    seq_len: int
+    provenance: dict[str, str] | None
+    analyses: dict[str, list[dict[str, Any]]]
+    seconds: dict[str, float]
+    not_applicable: dict[str, str]
+    earlier: NotRequired[dict[str, dict[str, str] | None]]
+
+
+class SectionsFile(TypedDict):
+    """The content of report.json."""
+
+    sections: dict[str, list[Shown]]
 
 
 @dataclass(frozen=True)
@@ -45,15 +67,10 @@ class Report:
         """Describe and draw what an examination found."""
         stamp = make_stamp(examination.subject)
         sections = {
-            name: show_findings(ANALYSES[name], results, stamp)
-            for name, results in examination.results.items()
+            name: [show_finding(finding, stamp) for finding in findings]
+            for name, findings in examination.results.items()
         }
         return cls(record(examination), sections)
-
-    @property
-    def undrawn(self) -> list[str]:
-        """The analyses whose figures are not kept: older versions of the lab kept none."""
-        return [name for name in self.numbers["analyses"] if name not in self.sections]
 
     def matches(self, other: "Report") -> bool:
         """Whether both reports describe the same weights on the same rows."""
@@ -108,23 +125,9 @@ class ReportFiles:
         """The page's sections, from which it is put together again: report.json."""
         return self.folder / f"report{self.suffix}.json"
 
-    def __iter__(self) -> Iterator[Path]:
-        """Yield all files; the numbers come last, as they say that there is a report."""
-        yield from (self.sections, self.page, self.numbers)
-
-    def keep_others(self, on_note: Callable[[str], None]) -> None:
-        """Rename a page or sections that the lab did not make, which a report would replace.
-
-        Args:
-            on_note: called with a sentence for each.
-        """
-        for file in (self.sections, self.page):
-            is_own = is_marked(file) or has_entries(file, "sections")
-            if os.path.lexists(file) and not file.is_dir() and not is_own:
-                names = (f"{file.stem}-other{number}{file.suffix}" for number in count(1))
-                free = next(f for f in map(file.with_name, names) if not os.path.lexists(f))
-                os.rename(file, free)
-                on_note(f"{file} was not made by the lab; it is now {free}")
+    def list_all(self) -> tuple[Path, Path, Path]:
+        """Return all files; the numbers come last, as they say that there is a report."""
+        return self.sections, self.page, self.numbers
 
     def read(self) -> Report | None:
         """Return the report; None if there is none.
@@ -136,40 +139,49 @@ class ReportFiles:
             return None
         advice = "move it away to begin a new one"
         numbers = read_json(self.numbers, f"{self.numbers} cannot be read; {advice}")
+        wrong = f"{self.numbers}: is not of format {FORMAT}; {advice}"
         if numbers.get("format") != FORMAT:
-            raise RunError(f"{self.numbers}: is not of format {FORMAT}; {advice}")
-        validate(NumbersFile, numbers, f"{self.numbers}: is not of format {FORMAT}; {advice}")
+            raise RunError(wrong)
+        validate(NumbersFile, numbers, wrong)
         sections: dict[str, list[Shown]] = {}
         if os.path.lexists(self.sections):
             where = f"{self.sections} cannot be read; {advice}"
             kept = read_json(self.sections, where)
             if all(kept.get(name) == numbers[name] for name in SAME):
                 validate(SectionsFile, kept, where)
-                sections = {
-                    name: [_restore(part) for part in parts]
-                    for name, parts in kept["sections"].items()
-                    if name in numbers["analyses"]
-                }
+                found = TypeAdapter(SectionsFile).validate_python(kept)["sections"]
+                sections = {name: found[name] for name in found if name in numbers["analyses"]}
         return Report(numbers, sections)
 
-    def write(self, report: Report, page: str) -> None:
-        """Write all files, the numbers after the sections, so that they never promise too much."""
-        sections = {
-            name: [_to_plain(part) for part in parts] for name, parts in report.sections.items()
-        }
+    def write(self, report: Report, page: str, on_note: Callable[[str], None]) -> None:
+        """Write all files; a page or sections that the lab did not make are renamed, with a note.
+
+        Raises:
+            RunError: when a folder is in the way.
+        """
+        if self.page.is_dir():
+            raise RunError(f"{self.page}: is a folder, must be a file")
+        for file in (self.sections, self.page):
+            is_own = is_marked(file) or has_entries(file, "sections")
+            if os.path.lexists(file) and not file.is_dir() and not is_own:
+                names = (f"{file.stem}-other{number}{file.suffix}" for number in count(1))
+                free = next(f for f in map(file.with_name, names) if not os.path.lexists(f))
+                os.rename(file, free)
+                on_note(f"{file} was not made by the lab; it is now {free}")
         about = {name: report.numbers[name] for name in SAME}
+        sections = {n: [*map(to_plain, shown)] for n, shown in report.sections.items()}
         write_json(self.sections, {**about, "sections": sections}, indent=None)
-        write_json(self.numbers, report.numbers)
         write(self.page, page)
+        write_json(self.numbers, report.numbers)
 
     def move(self, suffix: str) -> "ReportFiles":
         """Rename the files, to a free name that begins with a suffix."""
         free = next(
             files
             for files in self.list_names(suffix)
-            if not any(os.path.lexists(file) for file in files)
+            if not any(map(os.path.lexists, files.list_all()))
         )
-        for file, name in zip(self, free, strict=True):
+        for file, name in zip(self.list_all(), free.list_all(), strict=True):
             if os.path.lexists(file):
                 os.rename(file, name)
         return free
@@ -181,10 +193,12 @@ class ReportFiles:
             yield ReportFiles(self.folder, f"{self.suffix}{suffix}{again}")
 
 
-def choose_files(
+def merge(
     run: Run, new: Report, on_note: Callable[[str], None] = lambda text: None
-) -> ReportFiles:
-    """Return the files to which a new report goes, after moving aside what it must not replace.
+) -> tuple[ReportFiles, Report]:
+    """Return the files of a new report, and the report with what these files have already.
+
+    A report that it must not replace is moved aside.
 
     Args:
         run: in whose folder they are.
@@ -194,30 +208,25 @@ def choose_files(
     Raises:
         RunError: when a report in the folder cannot be read.
     """
-    step, rows = _get_size(new)
+    step, rows = new.numbers["step"], new.numbers["rows"]
     files = _find(run, step)
     kept = files.read()
-    if kept is None or kept.matches(new):
-        return files
-    kept_step, kept_rows = _get_size(kept)
-    if kept_step != step:
-        moved = files.move(f"-step{kept_step}")
-        on_note(f"the report of step {kept_step:,} is now {moved.page}")
-        return files
-    if kept.numbers["analyses"].keys() <= new.numbers["analyses"].keys():
-        if kept_rows >= rows:
-            moved = files.move(f"-rows{kept_rows}")
-            on_note(f"the report on {kept_rows:,} rows is now {moved.page}")
-        return files
-    on_note(
-        f"{files.page} has other analyses, on {kept_rows:,} rows; those on {rows:,} rows get "
-        "files of their own"
-    )
-    for own in files.list_names(f"-rows{rows}"):
-        kept = own.read()
-        if kept is None or kept.matches(new):
-            return own
-    raise AssertionError("some name is free")
+    if kept and not kept.matches(new):
+        kept_step, kept_rows = kept.numbers["step"], kept.numbers["rows"]
+        if kept_step == step and kept.numbers["analyses"].keys() - new.numbers["analyses"].keys():
+            on_note(
+                f"{files.page} has other analyses, on {kept_rows:,} rows; those on {rows:,} rows "
+                "get files of their own"
+            )
+            every = ((own, own.read()) for own in files.list_names(f"-rows{rows}"))
+            files, kept = next((own, of) for own, of in every if of is None or of.matches(new))
+        else:
+            other = kept_step != step
+            moved = files.move(f"-step{kept_step}" if other else f"-rows{kept_rows}")
+            of = f"of step {kept_step:,}" if other else f"on {kept_rows:,} rows"
+            on_note(f"the report {of} is now {moved.page}")
+            kept = None
+    return files, kept.update(new) if kept else new
 
 
 def choose_work(
@@ -245,7 +254,8 @@ def choose_work(
     if rows is None:
         rows = recorded if only else max(recorded, count_default_rows(run.task))
     if only and rows == recorded:
-        only = [*only, *(name for name in kept.undrawn if name in ANALYSES)]
+        lost = kept.numbers["analyses"].keys() - kept.sections.keys()
+        only = [*only, *(name for name in ANALYSES if name in lost)]
     return only, rows
 
 
@@ -262,39 +272,15 @@ def is_complete(run: Run) -> bool:
 
 
 def _find(run: Run, step: int) -> ReportFiles:
-    """Return the files of a step's report: the usual ones for the newest weights.
-
-    Older versions of the lab wrote every step's report there; such a report stays where it is.
-    """
-    main = ReportFiles(run.path)
-    if step == _get_newest(run):
-        return main
-    kept = main.read()
-    return main if kept and kept.numbers["step"] == step else ReportFiles(run.path, f"-step{step}")
+    """Return the files of a step's report: the usual ones for the newest weights."""
+    newest = step == _get_newest(run)
+    return ReportFiles(run.path, "" if newest else f"-step{step}")
 
 
 def _get_newest(run: Run) -> int:
     return max(run.list_checkpoints(), default=0)
 
 
-def _get_size(report: Report) -> tuple[int, int]:
-    return report.numbers["step"], report.numbers["rows"]
-
-
 def _sort(found: dict[str, Any]) -> dict[str, Any]:
     """Sort by the order of `ANALYSES`; what this lab does not know comes last."""
     return {name: found[name] for name in (*ANALYSES, *found) if name in found}
-
-
-def _to_plain(shown: Shown) -> dict[str, Any]:
-    return {**to_plain(shown), "spec": None if shown.spec is None else json.loads(shown.spec)}
-
-
-def _restore(content: dict[str, Any]) -> Shown:
-    words, spec = content["words"], content["spec"]
-    passages = tuple(Passage(**passage) for passage in words["passages"])
-    whole = {
-        "words": Words(**{**words, "passages": passages}),
-        "spec": None if spec is None else embed_json(spec),
-    }
-    return Shown(**{**content, **whole})

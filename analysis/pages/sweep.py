@@ -2,31 +2,60 @@
 
 from pathlib import Path
 
-import plotly.graph_objects as go
-
-from analysis.pages.page import Shown, fill_template, show_figure
-from analysis.plots.style import add_title
+from analysis.base import Table
+from analysis.pages.page import Part, Shown, build_page, show_finding
 from analysis.sweeps.results import SweepResults
-from analysis.words import count_decimals
+from analysis.words import count_decimals, percent
 from lab.files import explain_write_errors, write
+
+COLUMNS = "setting", "mean accuracy", "95 %", "seeds", "solved", "steps", "seconds", "parameters"
 
 
 def render(results: SweepResults, name: str, question: str = "") -> str:
     """Return the page as HTML; all text from users is escaped."""
-    shares = [share for s in results.settings for share in (*s.accuracies, *s.interval)]
-    return fill_template(
-        "sweep.html.j2",
-        title=question or name,
-        results=results,
-        figures=show_figures(results, name),
-        decimals=count_decimals(share for share in shares if share == share),
+    how = (
+        "Each at the learning rate that is best on validation rows. Intervals are over seeds, and "
+        "over rows where those are wider."
     )
+    errors = [f"{error}: {'; '.join(runs)}" for error, runs in results.errors.items()]
+    parts = [
+        Part("settings", "Settings", [how], _tabulate(results)),
+        Part("figures", "Figures", figures=show_figures(results, name)),
+        Part("errors", "Runs that failed or diverged", errors),
+    ]
+    return build_page("Sweep", question or name, results.summarize(), parts)
+
+
+def _tabulate(results: SweepResults) -> Table:
+    """Return accuracy, steps, time and size of each setting; – for what no run has."""
+    shares = [share for s in results.settings for share in (*s.accuracies, *s.interval)]
+    decimals = count_decimals(share for share in shares if share == share)
+    rows = []
+    for setting in results.settings:
+        count, without = len(setting.seeds), setting.unended
+        if not count:
+            rows.append((setting.name(), "–", "–", f"none of {without} has a result", *"––––"))
+            continue
+        size = setting.parameters
+        rows.append(
+            (
+                setting.name(),
+                percent(setting.mean, decimals),
+                " … ".join(percent(end, decimals) for end in setting.interval),
+                f"{count}, {without} without a result" if without else f"{count}",
+                f"{sum(setting.solved)} of {count}",
+                f"{sum(setting.steps) / count:,.0f}",
+                f"{sum(setting.seconds) / count:,.0f}",
+                "–" if size is None else f"{size:,}",
+            )
+        )
+    return Table(COLUMNS, tuple(rows))
 
 
 def show_figures(results: SweepResults, name: str) -> list[tuple[str, Shown]]:
     """Return every figure of a sweep with its words, each after its identifier."""
     return [
-        (f"{key}-{i}", show_figure(finding.describe(), finding.draw(), name))
+        (f"{key}-{i}", show_finding(finding, name))
         for key, findings in results.findings.items()
         for i, finding in enumerate(findings, 1)
     ]
@@ -42,14 +71,3 @@ def write_page(results: SweepResults, name: str, question: str, path: Path) -> N
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, page)
-
-
-def draw_figures(results: SweepResults, name: str) -> dict[str, go.Figure]:
-    """Draw every figure of a sweep, with title and stamp, by name."""
-    found = {}
-    for key, findings in results.findings.items():
-        for finding in findings:
-            fig = finding.draw()
-            if fig is not None:
-                found[key] = add_title(fig, finding.describe().title, name)
-    return found

@@ -161,7 +161,7 @@ def compare(
 ) -> None:
     """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed.
 
-    Settings with several seeds of one task are ranked; one seed is no ranking.
+    Runs that differ in nothing but the seed are summarized, with intervals over seeds.
     """
     with report_failures(), report_usage_errors(), ExitStack() as held:
         from analysis.pages import comparison
@@ -177,13 +177,16 @@ def compare(
             held.enter_context(run.share_checkpoints())
         out = out or comparison.choose_page(opened, rows)
         found = comparison.write_comparison(opened, out, rows)
-    if as_json:
-        typer.echo(comparison.as_json(found))
-        return
     from analysis.plain import to_plain
+
+    if as_json:
+        typer.echo(json.dumps(to_plain(found), ensure_ascii=False))
+        return
     from lab.cli.console import open_table_console
     from lab.cli.tables.runs import build_comparison_table
 
     open_table_console().print(build_comparison_table(to_plain(found)["runs"]))
-    say(found.ranking.describe().says)
+    for seeds in found.seeds:
+        if seeds.summary:
+            say(f"{', '.join(seeds.names)}: {seeds.summary.describe()}")
     say(out)

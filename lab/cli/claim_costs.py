@@ -28,7 +28,7 @@ def judge_costs(
     Errors of usage and of files are reported in one line, as commands do.
     """
     from analysis.claims.verdict import collect_costs, decide_costs
-    from analysis.pages.page import show_figure
+    from analysis.pages.page import show_finding
     from lab.sweeps.table import is_table, save_table
 
     def is_costs(file: Path) -> bool:
@@ -45,8 +45,7 @@ def judge_costs(
         table = pl.read_parquet(file) if options.show else _measure(sweep, statistic)
         save_table(table, file)
         found = collect_costs(table, statistic.cost)
-        figure = show_figure(found.describe(), found.draw(), sweep.name)
-        return decide_costs(table, statistic), [("costs", figure)]
+        return decide_costs(table, statistic), [("costs", show_finding(found, sweep.name))]
 
 
 def _check(sweep: "Sweep", options: SweepOptions) -> None:

@@ -195,7 +195,8 @@ def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, Swe
 
 def _write_pages(found: "SweepResults", sweep: "Sweep", out: Path, options: SweepOptions) -> None:
     from analysis.pages.export import save_all
-    from analysis.pages.sweep import draw_figures, write_page
+    from analysis.pages.page import draw_findings
+    from analysis.pages.sweep import write_page
     from lab.files import explain_write_errors
 
     if set(found.counts) - {"not run"}:
@@ -205,7 +206,7 @@ def _write_pages(found: "SweepResults", sweep: "Sweep", out: Path, options: Swee
             options.figures.mkdir(parents=True, exist_ok=True)
             drawn = {
                 options.figures / f"{name}.html": fig
-                for name, fig in draw_figures(found, sweep.name).items()
+                for name, fig in draw_findings(found.findings, sweep.name).items()
             }
             with report_usage_errors():
                 for file in drawn:

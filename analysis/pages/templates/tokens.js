@@ -12,8 +12,7 @@ const formatShare = (share) => `${(100 * share).toFixed(1)}\u00a0%`.replace("-",
 class TokenRow {
   constructor(place, row) {
     Object.assign(this, { place, row, head: -1, chosen: row.answers.findIndex(Boolean) });
-    // Reports of older versions, which merge with new ones, show one stretch of a row.
-    this.positions = row.positions ?? row.tokens.map((_, i) => row.first + i);
+    this.positions = row.positions;
     this.queries = new Map(row.links.map(([query, ...stored]) => [query, stored]));
     this.looks = make("p", "looks");
     this.looks.setAttribute("aria-live", "polite");

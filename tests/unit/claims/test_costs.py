@@ -108,7 +108,7 @@ def test_a_claim_about_sizes_is_exact(tmp_path):
     assert (card["verdict"], card["power"], card["seeds"], card["runs"]) == ("holds", None, 1, 2)
     assert card["value"] == card["low"] == card["high"] == pytest.approx(TWO / ONE)
     page = (tmp_path / "out" / "claim.html").read_text()
-    assert "Costs were taken in 1 round on the machine named below." in page
+    assert "Rounds in which costs were taken on the machine named below: 1." in page
     assert card["machines"] == [describe_machine()]
     held = tmp_path / "out" / "claim.json"
     held.write_text(held.read_text().replace(describe_machine(), "an old laptop"))

@@ -8,7 +8,8 @@ import pytest
 import typer
 
 from analysis.base import NotApplicableError
-from analysis.pages.sweep import draw_figures, render
+from analysis.pages.page import draw_findings
+from analysis.pages.sweep import render
 from analysis.sweeps import capacity
 from analysis.sweeps.results import (
     FIGURES,
@@ -184,7 +185,8 @@ def test_every_figure_that_applies_is_drawn_and_others_say_why_not():
     found = collect_results(plant(), FACTORS)
     assert set(found.findings) == set(FIGURES) - {"capacity"}
     assert found.missing["capacity"] == "the runs that have ended have one number of pairs"
-    assert set(draw_figures(found, "planted")) == set(found.findings)
+    drawn = {name.rpartition("-")[0] for name in draw_findings(found.findings, "planted")}
+    assert drawn == set(found.findings)
     assert found.summarize() == "108 runs: 36 solved, 72 not solved: step limit reached."
     empty = collect_results(plant().clear(), FACTORS)
     assert not empty.findings

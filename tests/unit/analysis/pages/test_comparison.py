@@ -1,24 +1,15 @@
-"""Runs side by side: who is best by intervals, what differs, the same row for all."""
+"""Runs side by side: what differs, what seeds leave open, the same row for all."""
 
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from analysis.pages.comparison import (
-    Comparison,
-    open_on_same_rows,
-    write_comparison,
-)
-from analysis.pages.ranking import Ranking
-from analysis.pages.run_accuracy import RunAccuracies, RunCurves
-from analysis.pages.run_columns import RunColumn, name_apart
+from analysis.pages.comparison import name_apart, open_on_same_rows, write_comparison
 from analysis.plain import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
-from lab.intervals import wilson
 from lab.training.checkpoint import keep_weights, save_checkpoint
 from lab.training.loop import start
 from lab.training.run import Run
@@ -44,72 +35,6 @@ def trained(path: Path, task: MQAR, seed: int = 0, **model) -> Run:
     ended = {"accuracy": 0.5, "loss": 1.25, "steps": 4, "seconds": 2.0, "stopped": "budget"}
     run.write_result(make_result(**ended, rows_per_second=8.0))
     return run
-
-
-def compared(name: str, accuracy: float | None, curve: tuple[float, ...] = ()) -> RunColumn:
-    return RunColumn(
-        name=name,
-        model="AM",
-        differs={},
-        stopped="budget",
-        accuracy=accuracy,
-        interval=None if accuracy is None else wilson(accuracy, 1000),
-        loss=1.0,
-        steps=len(curve),
-        seconds=1.0,
-        rows_per_second=1.0,
-        parameters=1,
-        mechanism=None,
-        test_rows=1000,
-        held_out_steps=np.arange(1, len(curve) + 1),
-        held_out=np.array(curve),
-        held_out_rows=np.full(len(curve), 64),
-    )
-
-
-def comparison(*runs: RunColumn) -> Comparison:
-    references = {"oracle": 1.0, "last value": 0.06, "chance": 0.01}
-    ranking = Ranking("steps", (), (), (), False, "One seed")
-    return Comparison(runs, (), "mqar", True, references, ranking)
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "whose"),
-    [
-        ((0.998, 0.991), "The intervals of all runs lie above"),
-        ((0.4, None), "The interval of a alone lies above"),
-        ((0.06, 0.4), "The interval of b alone lies above"),
-        ((0.05, 0.06), "The intervals of no run lie above"),
-    ],
-)
-def test_accuracies_are_compared_with_the_best_shortcut_and_not_with_each_other(accuracies, whose):
-    runs = [compared(name, value) for name, value in zip("ab", accuracies, strict=True)]
-    found = comparison(*runs)
-    accuracy = RunAccuracies(found.runs, found.references)
-    assert accuracy.describe().says.endswith(f" {whose} the best shortcut, “last value”, 6.0 %.")
-    labels = [note.text for note in accuracy.draw().layout.annotations]
-    assert "last value 6.0 %" in labels
-    assert found.ranking.describe().says == "One seed: no ranking."
-
-
-def test_without_results_there_is_nothing_to_compare():
-    found = RunAccuracies((compared("a", None),), {}).describe()
-    assert found.says == "None of these runs has a result yet."
-
-
-def test_when_half_of_the_answers_are_right():
-    found = comparison(
-        compared("slow", 0.9, (0.1, 0.2, 0.9)),
-        compared("fast", 0.9, (0.5, 0.9)),
-        compared("no", 0.1, (0.1,)),
-    )
-    curves = RunCurves(found.runs, found.references)
-    labels = [note.text for note in curves.draw().layout.annotations]
-    assert sorted(labels) == ["chance 1.0 %", "last value 6.0 %", "oracle 100.0 %"]
-    assert curves.describe().says == (
-        "Half of the answers are right at full row length: slow by step 3; fast by step 1; "
-        "no not by step 1."
-    )
 
 
 def test_names_are_as_long_as_they_must_be():
@@ -144,6 +69,7 @@ def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
     assert "stack=SM AM, seed=3" in page
     assert "&lt;b&gt;a" in page
     assert "<b>a" not in page
+    assert found.seeds == ()
     for name in ("layer-0-1", "layer-0-2", "layer-1-1"):
         assert f'id="{name}"' in page
     assert 'id="layer-1-2"' not in page
@@ -169,9 +95,11 @@ def test_over_seeds_the_page_says_in_which_order_things_change(tmp_path):
         planted(tmp_path / "a1", seed=1, jumps=16),
     ]
     path = tmp_path / "compare.html"
-    [order] = write_comparison(runs, path, rows=4).orders
+    [order] = write_comparison(runs, path, rows=4).seeds
     assert order.names == ("a0", "a1")
     assert order.onsets
+    assert order.summary
+    assert (order.summary.mean, [run.seed for run in order.summary.runs]) == (0.5, [0, 1])
     assert order.onsets.runs == ("seed 0", "seed 1")
     brackets = []
     for row in order.onsets.onsets:
@@ -183,6 +111,7 @@ def test_over_seeds_the_page_says_in_which_order_things_change(tmp_path):
     assert "In which order things change, over seeds" in page
     assert "a0, a1 · In which order things change" in page
     assert "Pairs of changes that come in the same order in all 2 runs: 0 of" in page
+    assert "95 % over seeds and rows" in page
     assert 'id="order-1"' in page
     assert 'id="order-2"' not in page
 
@@ -199,7 +128,7 @@ def test_without_seeds_to_compare_there_is_no_such_section(seeds, options, tmp_p
         for name, seed, more in zip("ab", seeds, options, strict=True)
     ]
     path = tmp_path / "compare.html"
-    assert write_comparison(runs, path, rows=4).orders == ()
+    assert write_comparison(runs, path, rows=4).seeds == ()
     assert "over seeds" not in path.read_text()
 
 
@@ -207,10 +136,9 @@ def test_seeds_without_kept_weights_say_so(tmp_path):
     task = MQAR(seq_len=16, vocab_size=32)
     path = tmp_path / "compare.html"
     runs = [trained(tmp_path / name, task, seed) for seed, name in enumerate("ab")]
-    [order] = write_comparison(runs, path, rows=4).orders
+    [order] = write_comparison(runs, path, rows=4).seeds
     assert order.onsets is None
-    assert "weights of 1 step are kept, fewer than 4" in order.missing
-    assert "Weights of 1 step are kept, fewer than 4." in path.read_text()
+    assert "a, b: weights of 1 step are kept, fewer than 4." in path.read_text()
 
 
 def test_tasks_that_differ_are_compared_each_on_its_own_row(tmp_path):
@@ -218,7 +146,7 @@ def test_tasks_that_differ_are_compared_each_on_its_own_row(tmp_path):
     path = tmp_path / "compare.html"
     found = write_comparison(runs, path, rows=4)
     assert (found.task, found.same_row, found.references) == (None, False, {})
-    assert "The tasks differ: each on its own first test row." in path.read_text()
+    assert "Each is on a row of its own task." in path.read_text()
 
 
 def test_nothing_is_written_where_it_cannot_be(monkeypatch, tmp_path):

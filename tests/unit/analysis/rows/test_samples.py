@@ -8,7 +8,7 @@ from torch import nn
 
 from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine
-from analysis.pages.page import fill_template, show_findings
+from analysis.pages.page import Part, build_page, show_finding
 from analysis.rows import samples
 from analysis.rows.samples import measure, spell
 from lab.config import ModelConfig, TrainConfig
@@ -71,27 +71,13 @@ def test_the_page_shows_text_as_text(task, tmp_path):
     run = Run(tmp_path / "run", task, ModelConfig(stack="SM", d_model=8), TrainConfig(test_rows=4))
     run.claim()
     examination = examine(Subject.of(run, step=0, rows=4), ["samples"])
-    (result,) = show_findings(samples, examination.results["samples"], "")
-    assert result.spec is None
-    page = fill_template(
-        "compare.html.j2",
-        title="t",
-        mark="",
-        found=_Nothing,
-        figures=[result],
-        orders=[],
-        grid=[],
-        outline=[],
-    )
+    shown = show_finding(examination.results["samples"][0], "")
+    assert shown.spec is None
+    page = build_page("", "", "", [Part("samples", "", figures=[("samples-1", shown)])])
     assert "&lt;script&gt;alert(" in page
     assert "<script>alert(" not in page
     assert page.count('class="passage"') == 3
     assert examination.results["samples"][0].draw() is None
-
-
-class _Nothing:
-    runs = ()
-    same_row = True
 
 
 class Opaque(nn.Module):
