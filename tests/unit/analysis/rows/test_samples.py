@@ -9,7 +9,6 @@ from torch import nn
 from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine
 from analysis.pages.page import Part, build_page, show_finding
-from analysis.rows import samples
 from analysis.rows.samples import measure, spell
 from lab.config import ModelConfig, TrainConfig
 from lab.models import Block, build
