@@ -180,13 +180,13 @@ class Seeds:
 
     Attributes:
         names: the runs' names.
-        summary: their accuracy and steps over seeds; None without the extra `studies`.
+        summary: their accuracy and steps over seeds.
         onsets: when each quantity changes, run by run; None where that cannot be followed.
         missing: why it cannot be followed; empty where it can.
     """
 
     names: tuple[str, ...]
-    summary: SeedSummary | None
+    summary: SeedSummary
     onsets: Onsets | None
     missing: str
 
@@ -329,9 +329,8 @@ def _group_seeds(subjects: dict[str, Subject]) -> list[dict[str, Subject]]:
 
 
 def _compare_seeds(group: Mapping[str, Subject]) -> Seeds:
-    summary, onsets, missing = None, None, ""
-    with suppress(ImportError):
-        summary = summarize_seeds(tabulate_runs([_get_run(s) for s in group.values()]))
+    summary = summarize_seeds(tabulate_runs([_get_run(s) for s in group.values()]))
+    onsets, missing = None, ""
     try:
         onsets = dynamics.compare_runs(list(group.values()))
     except NotApplicableError as error:
@@ -452,7 +451,7 @@ def _tabulate_seeds(seeds: Sequence[Seeds]) -> Table | None:
             " … ".join(map(_format, found.within)) if found.median else "–",
         )
         for each in seeds
-        if (found := each.summary)
+        for found in (each.summary,)
     )
     return Table((*columns, "median steps until solved", "95 % over seeds"), rows) if rows else None
 

@@ -187,6 +187,5 @@ def compare(
 
     open_table_console().print(build_comparison_table(to_plain(found)["runs"]))
     for seeds in found.seeds:
-        if seeds.summary:
-            say(f"{', '.join(seeds.names)}: {seeds.summary.describe()}")
+        say(f"{', '.join(seeds.names)}: {seeds.summary.describe()}")
     say(out)

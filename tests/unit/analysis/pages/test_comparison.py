@@ -98,7 +98,6 @@ def test_over_seeds_the_page_says_in_which_order_things_change(tmp_path):
     [order] = write_comparison(runs, path, rows=4).seeds
     assert order.names == ("a0", "a1")
     assert order.onsets
-    assert order.summary
     assert (order.summary.mean, [run.seed for run in order.summary.runs]) == (0.5, [0, 1])
     assert order.onsets.runs == ("seed 0", "seed 1")
     brackets = []
