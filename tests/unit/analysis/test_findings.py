@@ -7,10 +7,13 @@ import importlib
 import json
 import pkgutil
 import re
+from collections.abc import Iterator
 
 import plotly.graph_objects as go
 import pytest
 
+import analysis
+from analysis.base import Finding
 from analysis.plain import to_plain
 from tests.unit.analysis import cases
 from tests.unit.analysis.case import Case
@@ -21,6 +24,9 @@ CASES: list[Case] = [
     for case in importlib.import_module(f"{cases.__name__}.{module.name}").CASES
 ]
 IDS = [f"{type(case.finding).__name__}-{case.kind}" for case in CASES]
+KINDS = ("planted", "null", "boundary")
+FACTS = {"Examples", "StackAnatomy"}
+"""Findings that list what is there and compare nothing, so that there is no null."""
 LONGEST = 320
 """Characters of a sentence: what takes more is a table in disguise."""
 
@@ -49,3 +55,18 @@ def test_a_caption_is_one_sentence_beside_a_figure(case: Case):
         assert figure.data
         assert figure.layout["height"] <= 1600
     json.dumps(to_plain(finding), allow_nan=False)
+
+
+def list_findings(base: type = Finding) -> Iterator[str]:
+    for found in base.__subclasses__():
+        if found.__module__.startswith("analysis."):
+            yield found.__name__
+        yield from list_findings(found)
+
+
+def test_every_finding_is_put_to_the_three():
+    for module in pkgutil.walk_packages(analysis.__path__, "analysis."):
+        importlib.import_module(module.name)
+    here = {(type(case.finding).__name__, case.kind) for case in CASES}
+    every = {(name, kind) for name in set(list_findings()) - FACTS for kind in KINDS}
+    assert every - here == set()
