@@ -1,8 +1,7 @@
 """What a trained model learned.
 
-An analysis is a module: `measure(subject)` returns findings, `describe(finding)` puts one in
-words, `draw(finding)` makes its figure. The report shows the analyses that apply, in the order of
-`ANALYSES`.
+An analysis is a module whose `measure(subject)` returns findings. A finding has a sentence, `says`,
+numbers and a figure. The report shows the analyses that apply, in the order of `ANALYSES`.
 """
 
 from analysis import (

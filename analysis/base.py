@@ -1,6 +1,6 @@
 """The contract of an analysis: it measures a subject and returns findings with words and figure."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -9,7 +9,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.memory import check_memory
-from analysis.words import split_lead
 from lab.files import RunError
 from lab.models import LanguageModel
 from lab.models.evaluation import check_vocabulary
@@ -39,7 +38,7 @@ class Subject:
     >>> model = build("AM SM", vocab_size=32, d_model=16).eval()
     >>> subject = Subject(task, model, task.batch(split="test", size=4))
     >>> attention, ssd = matrices.measure(subject)
-    >>> words, figure = matrices.describe(attention), matrices.draw(attention)
+    >>> sentence, figure = attention.says, attention.figure()
 
     Attributes:
         task: generates the rows.
@@ -160,9 +159,6 @@ class TokenText:
     row: dict[str, Any]
 
 
-Tokens = TokenText
-
-
 @dataclass(frozen=True)
 class Table:
     """A small table of numbers that stands beside a figure.
@@ -174,43 +170,6 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Words:
-    """A finding in words, which stand beside its figure.
-
-    Attributes:
-        title: of the figure.
-        says: what the finding shows, computed from the data.
-        reading: how to read the figure.
-        alt: the figure in words, for readers who cannot see it.
-        passages: texts to read, shown in place of a figure.
-        gist: the finding in one plain sentence; empty where `says` begins with one.
-        tokens: a row to look at token by token, as JSON, shown in place of a figure.
-        table: further numbers, beside the figure.
-    """
-
-    title: str
-    says: str
-    reading: str
-    alt: str
-    passages: tuple[Passage, ...] = ()
-    gist: str = ""
-    tokens: dict[str, Any] | None = None
-    table: Table | None = None
-
-    @property
-    def lead(self) -> str:
-        """The finding in one plain sentence."""
-        return self.gist or split_lead(self.says)[0]
-
-    @property
-    def rest(self) -> str:
-        """What `says` adds to `lead`."""
-        if self.gist:
-            return "" if self.gist == self.says else self.says
-        return split_lead(self.says)[1]
 
 
 class Finding(ABC):
@@ -227,9 +186,9 @@ class Finding(ABC):
     reading: str = ""
 
     @property
+    @abstractmethod
     def says(self) -> str:
         """What the finding shows: one sentence with the numbers."""
-        return ""
 
     @property
     def alt(self) -> str:
@@ -244,42 +203,12 @@ class Finding(ABC):
         """Return the figure, or what is read in its place; None when there is nothing to see."""
         return None
 
-    def describe(self) -> Words:
-        """Put the finding in words."""
-        shown = self.figure()
-        return Words(
-            self.title,
-            self.says,
-            self.reading,
-            self.alt,
-            passages=shown.texts if isinstance(shown, Passages) else (),
-            gist=self.says,
-            tokens=shown.row if isinstance(shown, TokenText) else None,
-            table=self.numbers(),
-        )
-
-    def draw(self) -> go.Figure | None:
-        """Draw the finding; None when there is nothing to see."""
-        shown = self.figure()
-        return shown if isinstance(shown, go.Figure) else None
-
-
-def describe(finding: Finding) -> Words:
-    """Put a finding in words."""
-    return finding.describe()
-
-
-def draw(finding: Finding) -> go.Figure | None:
-    """Draw a finding; None when there is nothing to see."""
-    return finding.draw()
-
 
 @runtime_checkable
 class Analysis(Protocol):
-    """A module with `TITLE`, `measure`, `describe` and `draw`, listed in `analysis.ANALYSES`.
+    """A module with `TITLE` and `measure`, listed in `analysis.ANALYSES`.
 
-    To add an analysis, write its file and one line there; the report and `lab analyze` follow. Its
-    findings subclass `Finding`, so that `describe` and `draw` can be imported from this module.
+    To add an analysis, write its file and one line there; the report and `lab analyze` follow.
     """
 
     @property
@@ -287,18 +216,10 @@ class Analysis(Protocol):
         """The heading of its section in the report."""
         ...
 
-    def measure(self, subject: Subject, /) -> Sequence[Any]:
+    def measure(self, subject: Subject, /) -> Sequence[Finding]:
         """Return the findings, one for each figure.
 
         Raises:
             NotApplicableError: when there is nothing to measure.
         """
-        ...
-
-    def describe(self, finding: Any, /) -> Words:
-        """Put a finding in words."""
-        ...
-
-    def draw(self, finding: Any, /) -> go.Figure | None:
-        """Draw a finding; None when there is nothing to see."""
         ...

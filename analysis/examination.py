@@ -97,12 +97,7 @@ def record(examination: Examination) -> dict[str, Any]:
         "seconds": {name: round(value, 3) for name, value in examination.seconds.items()},
         "not_applicable": examination.not_applicable,
         "analyses": {
-            name: [_record_finding(name, result) for result in results]
+            name: [{"title": r.title, "says": r.says, **to_plain(r)} for r in results]
             for name, results in examination.results.items()
         },
     }
-
-
-def _record_finding(name: str, result: Any) -> dict[str, Any]:
-    words = ANALYSES[name].describe(result)
-    return {"title": words.title, "says": words.says, **to_plain(result)}

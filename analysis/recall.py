@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets, find_pairs, has_pairs
 from analysis.mixing import Mixer, collect_mixers
@@ -19,7 +19,7 @@ from lab.intervals import bootstrap, bound_share
 from lab.layers.mixer import MatrixMixer
 from tasks.base import count_rows
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Does it find what was stored?"
 QUANTITIES = ("query → value", "query → key", "value → key")

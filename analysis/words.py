@@ -1,14 +1,7 @@
 """Format numbers and lists for sentences."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
-
-LONG = 100
-"""Characters of a sentence above which its first clause stands for it."""
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\W?[A-Z])")
-CLAUSE_END = re.compile(r"[:;] ")
-BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
@@ -53,21 +46,6 @@ def capitalize(text: str) -> str:
     return text if "=" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
-def split_lead(text: str) -> tuple[str, str]:
-    """Split a text into its first sentence, or the first clause of a long one, and the rest.
-
-    A clause ends with a colon or a semicolon outside brackets. One that is a label, such as
-    "Query → value", does not stand for its sentence.
-    """
-    sentence = SENTENCE_END.split(text, maxsplit=1)[0]
-    rest = text[len(sentence) :].lstrip()
-    end = CLAUSE_END.search(BRACKETS.sub(lambda found: "_" * len(found[0]), sentence))
-    if len(sentence) <= LONG or not end or "→" in sentence[: end.start()]:
-        return sentence, rest
-    more = capitalize(sentence[end.end() :])
-    return f"{sentence[: end.start()]}.", f"{more} {rest}".rstrip()
-
-
 def format_counts(counts: Iterable[int]) -> str:
     """Return the least and the greatest of some counts: "64", or "64 to 1,024"."""
     low, high = min(counts := list(counts)), max(counts)
@@ -86,11 +64,6 @@ def format_range(values: Iterable[float]) -> str:
     known = sorted(value for value in values if not math.isnan(value))
     ends = dict.fromkeys(map(format_digits, (known[0], known[-1]))) if known else {"none": None}
     return " to ".join(ends)
-
-
-def read_alike(one: float, other: float) -> bool:
-    """Whether two numbers are the same as sentences print them, with three digits."""
-    return f"{one:.3g}" == f"{other:.3g}"
 
 
 def format_ends(low: float, high: float, form: Callable[[float], str]) -> str:

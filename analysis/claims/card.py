@@ -15,7 +15,7 @@ import lab
 import tasks
 from analysis.claims.claim import Claim
 from analysis.claims.verdict import ClaimVerdict
-from analysis.pages.page import Part, Shown, build_page
+from analysis.pages.page import PagePart, Shown, build_page
 from analysis.words import percents, round_percent
 from lab import __version__
 from lab.files import explain_write_errors, write, write_json
@@ -133,7 +133,7 @@ class Card:
         content: Mapping[str, Any],
         figures: Sequence[tuple[str, Shown]],
         errors: Mapping[str, Sequence[str]],
-    ) -> list[Part]:
+    ) -> list[PagePart]:
         """Return what decides, the figures, the runs that failed, and what it takes to repeat."""
         claim, found = self.claim, self.verdict.estimate
         counted = ("seeds", "runs")
@@ -162,10 +162,10 @@ class Card:
         what = "costs" if claim.statistic.cost else "runs"
         refuted = f"It would be refuted by this: {claim.refuted_by}"
         return [
-            Part("decides", "What decides", [source, refuted, certainty]),
-            Part("runs", f"The {what}", figures=figures),
-            Part("failed", "Runs that failed or diverged", failed),
-            Part("card", "To run it again", facts=facts),
+            PagePart("decides", "What decides", [source, refuted, certainty]),
+            PagePart("runs", f"The {what}", figures=figures),
+            PagePart("failed", "Runs that failed or diverged", failed),
+            PagePart("card", "To run it again", facts=facts),
         ]
 
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from analysis.base import Finding, NotApplicableError, Subject, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject
 from analysis.dynamic_mask.effect import KeptByPosition, KeySelection, measure_effect, split_bands
 from analysis.dynamic_mask.learning import measure_biases, measure_history
 from analysis.dynamic_mask.masks import find_masked_layers, measure_heads, record_masked_layers
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "What the dynamic masks do"
 

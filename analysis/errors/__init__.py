@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.dynamic_mask.masks import find_masked_layers
 from analysis.errors import causes as why
 from analysis.errors.causes import (
@@ -33,7 +33,7 @@ from analysis.scoring import PART_ENTRIES, Scored, scored
 from analysis.words import format_ends, name_head, percent
 from lab.intervals import bound_share
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Errors"
 REDRAWN = 8

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
+from analysis.base import Finding, NotApplicableError, Subject, Table, thin
 from analysis.experts.load import TABLED, ExpertChoices, record_choices
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.figures.axes import choose_log_ticks
@@ -26,7 +26,7 @@ from analysis.words import percent
 from lab.models import LanguageModel
 from tasks.base import Batch
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Map of experts"
 INITIAL = 2**13

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table, describe, draw, thin
+from analysis.base import Finding, Subject, Table, thin
 from analysis.experts.storage import (
     SHORTLIST,
     HeldAnswers,
@@ -25,7 +25,7 @@ from analysis.words import format_ends, percent
 from lab.intervals import bootstrap_ratio
 from tasks.base import count_rows
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Experts knocked out"
 TOKENS = 4096

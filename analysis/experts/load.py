@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
+from analysis.base import Finding, NotApplicableError, Subject, Table, thin
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.plain import figure_only
 from analysis.statistics import distributions
@@ -35,7 +35,7 @@ from lab.models.evaluation import score
 from lab.ops.product_keys import product_topk
 from tasks.base import Batch, count_rows
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Which experts are used"
 TOKENS_AT_ONCE = 4096

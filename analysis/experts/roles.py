@@ -7,14 +7,14 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
+from analysis.base import Finding, NotApplicableError, Subject, Table, thin
 from analysis.experts.load import TABLED, ExpertChoices, record_choices
 from analysis.figures import Axis, Bars, bars
 from analysis.plain import figure_only
 from analysis.statistics import distributions
 from analysis.words import format_nats, percent
 
-__all__ = ["TITLE", "RolePreferences", "describe", "draw", "measure"]
+__all__ = ["TITLE", "RolePreferences", "measure"]
 
 TITLE = "Which experts serve which role"
 DRAWS = 2**17

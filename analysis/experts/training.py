@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw, thin
+from analysis.base import Finding, NotApplicableError, Subject, Table, thin
 from analysis.experts.load import (
     STANDING,
     TABLED,
@@ -22,7 +22,7 @@ from analysis.figures import Axis, Curves, Line, curves
 from analysis.words import percent
 from tasks.base import count_rows
 
-__all__ = ["TITLE", "Course", "describe", "draw", "measure"]
+__all__ = ["TITLE", "Course", "measure"]
 
 TITLE = "Experts over training"
 STEPS = 24

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Dots, Pairs, pairs
 from analysis.frequencies.lags import (
     FrequenciesByLag,
@@ -42,7 +42,7 @@ from lab.intervals import bootstrap_ratio, bound_share
 from lab.layers.mixer import RotaryPairs
 from tasks.base import count_rows
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Rotary frequencies"
 BANDS = ("fast", "middle", "slow")

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures.picture import (
     Heatmap,
     Picture,
@@ -32,7 +32,7 @@ from analysis.plain import figure_only
 from analysis.words import name_head, name_place, percent
 from lab.laws import MatrixMixer
 
-__all__ = ["TITLE", "LayerMatrix", "describe", "draw", "measure"]
+__all__ = ["TITLE", "LayerMatrix", "measure"]
 
 TITLE = "What each layer mixes, on the first test row"
 CROP = 256

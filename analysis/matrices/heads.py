@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Dots, Pairs, draw_heads
 from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets
 from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
@@ -29,7 +29,7 @@ from lab.intervals import Z95
 from lab.laws import MatrixMixer
 from lab.layers.ssd import NORM_EPS, SSD
 
-__all__ = ["PATTERNS", "TITLE", "HeadReach", "HeadScores", "describe", "draw", "measure"]
+__all__ = ["PATTERNS", "TITLE", "HeadReach", "HeadScores", "measure"]
 
 TITLE = "What each head looks at"
 ENTRIES = 2**27

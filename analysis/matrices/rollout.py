@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures.picture import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
 from analysis.links import find_links
 from analysis.memory import LONGEST_ROLLED
@@ -29,7 +29,7 @@ from analysis.words import format_ends, percent
 from lab.intervals import bootstrap
 from lab.laws import MatrixMixer
 
-__all__ = ["TITLE", "Rollout", "describe", "draw", "measure", "multiply_layers"]
+__all__ = ["TITLE", "Rollout", "measure", "multiply_layers"]
 
 TITLE = "All layers in one"
 PRODUCTS = 2**35

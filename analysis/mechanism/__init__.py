@@ -37,7 +37,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.links import IN_PLACE, Offsets, find_offsets, has_pairs
 from analysis.mechanism.couples import (
@@ -62,7 +62,7 @@ from analysis.mechanism.effects import (
 from analysis.words import name_place, round_percent
 from lab.intervals import bootstrap
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "How does it recall?"
 ROW_TOKENS = 16_384

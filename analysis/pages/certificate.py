@@ -13,7 +13,7 @@ from analysis.base import Finding, Table
 from analysis.figures import Axis, Dots, Pairs, pairs
 from analysis.figures.theme import add_title
 from analysis.pages import export
-from analysis.pages.page import Part, build_page, show_finding
+from analysis.pages.page import PagePart, build_page, show_finding
 from lab.certification import OUTCOMES, SIGNS, Certificate, count_outcomes
 from lab.files import write
 
@@ -113,14 +113,14 @@ def render(certificate: Certificate) -> str:
     shown = show_finding(_get_finding(certificate), _make_stamp(certificate))
     programs = {f"{law['law']}: a program that shows it": law["snippet"] for law in laws}
     parts = [
-        Part("laws", "Measured over allowed", figures=[("laws-1", shown)]),
-        Part(
+        PagePart("laws", "Measured over allowed", figures=[("laws-1", shown)]),
+        PagePart(
             "evidence",
             "Law by law",
             table=Table(("law", "verdict", "evidence"), rows),
             programs={name: code for name, code in programs.items() if code},
         ),
-        Part(
+        PagePart(
             "tried",
             "How it was tried",
             facts={

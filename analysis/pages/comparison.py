@@ -19,7 +19,7 @@ from analysis import matrices, mechanism
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.mechanism import Mechanism
-from analysis.pages.page import Part, Shown, build_page, make_stamp, show_finding
+from analysis.pages.page import PagePart, Shown, build_page, make_stamp, show_finding
 from analysis.plain import figure_only
 from analysis.run import baselines, dynamics
 from analysis.run.curves import read_evaluations
@@ -387,21 +387,21 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
         else:
             untold.append(f"{alike}: {seeds.missing}.")
     parts = [
-        Part("runs", "The runs", table=_tabulate(found.runs)),
-        Part("seeds", "Over seeds", table=_tabulate_seeds(found.seeds)),
-        Part(
+        PagePart("runs", "The runs", table=_tabulate(found.runs)),
+        PagePart("seeds", "Over seeds", table=_tabulate_seeds(found.seeds)),
+        PagePart(
             "accuracy",
             "How good, how fast",
             figures=[(f"compared-{i}", one) for i, one in enumerate(shown, 1)],
         ),
-        Part("orders", order, untold, figures=orders),
+        PagePart("orders", order, untold, figures=orders),
     ]
     rows = (
         "All are on the same test row." if found.same_row else "Each is on a row of its own task."
     )
     for layer, results in draw_matrices(subjects, names):
         parts.append(
-            Part(
+            PagePart(
                 f"layer-{layer}",
                 f"What layer {layer} mixes",
                 (f"{rows} Matrices of one kind have one colour scale, in all layers and runs.",),

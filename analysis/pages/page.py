@@ -14,7 +14,7 @@ from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from analysis.base import Finding, Passage, Passages, Subject, Table, Tokens
+from analysis.base import Finding, Passage, Passages, Subject, Table, TokenText
 from analysis.examination import Examination
 from analysis.figures.theme import DARK, HEAD, LIGHT, add_title
 from analysis.plain import deflate
@@ -64,7 +64,6 @@ class Shown:
         spec: the figure as plotly's JSON without a template; None without a figure.
         texts: what is read in place of a figure.
         tokens: a row that is looked at token by token in place of a figure.
-        rest: what else a finding of the former contract says.
     """
 
     title: str
@@ -75,7 +74,6 @@ class Shown:
     spec: dict[str, Any] | None = None
     texts: tuple[Passage, ...] = ()
     tokens: dict[str, Any] | None = None
-    rest: str = ""
 
     @property
     def height(self) -> int:
@@ -105,47 +103,18 @@ def show_finding(finding: Finding, stamp: str, of: str = "") -> Shown:
         stamp: where it comes from; saved figures show it.
         of: what comes before its title, such as the name of a run.
     """
-    caption = _adapt(finding)
-    title = f"{of} · {caption.title}" if of else caption.title
-    figure = caption.figure()
+    title = f"{of} · {finding.title}" if of else finding.title
+    figure = finding.figure()
     return Shown(
         title,
-        caption.says,
-        caption.reading,
-        caption.alt,
-        caption.numbers(),
+        finding.says,
+        finding.reading,
+        finding.alt,
+        finding.numbers(),
         _make_spec(add_title(figure, title, stamp)) if isinstance(figure, go.Figure) else None,
         figure.texts if isinstance(figure, Passages) else (),
-        figure.row if isinstance(figure, Tokens) else None,
-        caption.rest if isinstance(caption, _Former) else "",
+        figure.row if isinstance(figure, TokenText) else None,
     )
-
-
-class _Former(Finding):
-    """A finding that still has `describe` and `draw` of its own."""
-
-    def __init__(self, finding: Finding):
-        self._words, self._drawn = finding.describe(), finding.draw()
-        self.title, self.reading = self._words.title, self._words.reading
-        self.rest = self._words.rest
-
-    @property
-    def says(self) -> str:
-        return self._words.lead
-
-    @property
-    def alt(self) -> str:
-        return self._words.alt
-
-    def figure(self) -> go.Figure | Passages | Tokens | None:
-        words = self._words
-        texts = Passages(words.passages) if words.passages else None
-        return self._drawn or (Tokens(words.tokens) if words.tokens else texts)
-
-
-def _adapt(finding: Finding) -> Finding:
-    former = type(finding).describe is not Finding.describe
-    return _Former(finding) if former else finding
 
 
 def _make_spec(fig: go.Figure) -> dict[str, Any]:
@@ -159,7 +128,7 @@ def draw_findings(results: Mapping[str, Sequence[Finding]], stamp: str) -> dict[
     """Draw every figure with title and stamp, named by the key of its finding and a number."""
     found = {}
     for name, findings in results.items():
-        for i, finding in enumerate(map(_adapt, findings), 1):
+        for i, finding in enumerate(findings, 1):
             figure = finding.figure()
             if isinstance(figure, go.Figure):
                 found[f"{name}-{i}"] = add_title(figure, finding.title, stamp)
@@ -182,7 +151,7 @@ def make_stamp(subject: Subject) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A part of a page below a heading.
 
     Attributes:
@@ -206,7 +175,9 @@ class Part:
     programs: Mapping[str, str] = field(default_factory=dict)
 
 
-def build_page(kind: str, title: str, verdict: str, parts: Sequence[Part], mark: str = "") -> str:
+def build_page(
+    kind: str, title: str, verdict: str, parts: Sequence[PagePart], mark: str = ""
+) -> str:
     """Return a page of parts as HTML; all text from users is escaped.
 
     Args:

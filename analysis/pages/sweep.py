@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from analysis.base import Table
-from analysis.pages.page import Part, Shown, build_page, show_finding
+from analysis.pages.page import PagePart, Shown, build_page, show_finding
 from analysis.sweeps.results import SweepResults
 from analysis.words import count_decimals, percent
 from lab.files import explain_write_errors, write
@@ -19,9 +19,9 @@ def render(results: SweepResults, name: str, question: str = "") -> str:
     )
     errors = [f"{error}: {'; '.join(runs)}" for error, runs in results.errors.items()]
     parts = [
-        Part("settings", "Settings", [how], _tabulate(results)),
-        Part("figures", "Figures", figures=show_figures(results, name)),
-        Part("errors", "Runs that failed or diverged", errors),
+        PagePart("settings", "Settings", [how], _tabulate(results)),
+        PagePart("figures", "Figures", figures=show_figures(results, name)),
+        PagePart("errors", "Runs that failed or diverged", errors),
     ]
     return build_page("Sweep", question or name, results.summarize(), parts)
 

@@ -9,14 +9,14 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table, describe, draw
+from analysis.base import Finding, Subject, Table
 from analysis.figures.theme import MUTED, new_figure
 from analysis.plain import figure_only
 from analysis.words import percent
 from lab.palette import color_roles
 from tasks.base import IGNORE, Batch, Task
 
-__all__ = ["TITLE", "RowLayout", "describe", "draw", "lay_out", "measure"]
+__all__ = ["TITLE", "RowLayout", "lay_out", "measure"]
 
 TITLE = "What is asked?"
 MOST_ROWS = 8

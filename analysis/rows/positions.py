@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.scoring import scored
 from analysis.statistics.comparisons import (
@@ -19,7 +19,7 @@ from analysis.statistics.comparisons import (
 from analysis.words import percent, percents
 from lab.intervals import bound_share
 
-__all__ = ["TITLE", "AccuracyByPlace", "describe", "draw", "measure"]
+__all__ = ["TITLE", "AccuracyByPlace", "measure"]
 
 TITLE = "Where in the row is it right?"
 MOST_BINS = 16

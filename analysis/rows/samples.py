@@ -16,15 +16,13 @@ from analysis.base import (
     Passages,
     Subject,
     Table,
-    describe,
-    draw,
 )
 from analysis.scoring import Scored, scored, sum_by_row
 from analysis.words import percent, percents
 from lab.intervals import Estimate, bound_share, estimate_ratio
 from tasks.base import Batch, Task
 
-__all__ = ["TITLE", "Continuations", "describe", "draw", "measure"]
+__all__ = ["TITLE", "Continuations", "measure"]
 
 TITLE = "What does it write?"
 PROMPTS = 3

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from analysis.base import Finding, Subject, Table, Tokens, describe, draw
+from analysis.base import Finding, Subject, Table, TokenText
 from analysis.links import find_links
 from analysis.mixing import Mixer, collect_mixers
 from analysis.plain import deflate, figure_only
@@ -16,7 +16,7 @@ from lab.layers.mixer import MatrixMixer
 from lab.palette import color_roles
 from tasks.base import IGNORE
 
-__all__ = ["TITLE", "TokenRow", "describe", "draw", "measure"]
+__all__ = ["TITLE", "TokenRow", "measure"]
 
 TITLE = "One row, token by token"
 MOST_TOKENS = 128
@@ -111,7 +111,7 @@ class TokenRow(Finding):
         rows = ((name, f"{n:,}", f"{most:,}") for name, (n, most) in counts.items() if n < most)
         return Table(("", "shown", "of"), found) if (found := tuple(rows)) else None
 
-    def figure(self) -> Tokens:
+    def figure(self) -> TokenText:
         """Return what the page shows."""
         heads = [
             {
@@ -125,7 +125,9 @@ class TokenRow(Finding):
         ]
         names = "positions", "tokens", "roles", "role_names", "answers", "targets", "links"
         row = {name: getattr(self, name) for name in names}
-        return Tokens({**row, "colors": color_roles(self.role_names), "full": FULL, "heads": heads})
+        return TokenText(
+            {**row, "colors": color_roles(self.role_names), "full": FULL, "heads": heads}
+        )
 
 
 @torch.no_grad()

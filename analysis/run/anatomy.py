@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from analysis.base import Finding, Subject, describe, draw
+from analysis.base import Finding, Subject
 from analysis.figures.theme import (
     BLUE,
     GREEN,
@@ -20,7 +20,7 @@ from analysis.figures.theme import (
 )
 from lab.models.anatomy import Anatomy, Part, dissect
 
-__all__ = ["TITLE", "StackAnatomy", "describe", "draw", "measure"]
+__all__ = ["TITLE", "StackAnatomy", "measure"]
 
 TITLE = "The model"
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Bars, bars
 from analysis.words import capitalize, count_decimals, join_names, percent, percents
 from lab.config import AUDIT_ROWS
@@ -17,7 +17,7 @@ from lab.training.records import find_ending, name_ending
 from lab.training.run import Run
 from tasks.meanings import MEANINGS
 
-__all__ = ["TITLE", "Standing", "describe", "draw", "measure"]
+__all__ = ["TITLE", "Standing", "measure"]
 
 TITLE = "How good is it?"
 LITTLE = 0.1

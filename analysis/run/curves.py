@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.figures.theme import MUTED
 from analysis.run import baselines
@@ -18,7 +18,7 @@ from lab.lengthening import list_stages
 from lab.training.loop import count_validation_rows
 from lab.training.run import Run
 
-__all__ = ["TITLE", "Curve", "describe", "draw", "measure"]
+__all__ = ["TITLE", "Curve", "measure"]
 
 TITLE = "Training"
 POINTS = 1000

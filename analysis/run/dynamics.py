@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.figures.theme import VERMILLION
 from analysis.run.curves import LEAST_LOSS
@@ -25,7 +25,7 @@ from analysis.statistics.change_points import (
 from analysis.words import join_names, name_head, percent
 from lab.training.run import Run
 
-__all__ = ["TITLE", "compare_runs", "describe", "draw", "measure"]
+__all__ = ["TITLE", "compare_runs", "measure"]
 
 TITLE = "Training dynamics"
 FIRST = 0.5

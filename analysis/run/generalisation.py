@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.figures.theme import MUTED
 from analysis.run.baselines import find_rival, read_interval
@@ -17,7 +17,7 @@ from lab.training.evaluation import undo_json
 from lab.training.run import Run
 from tasks.base import Schedule
 
-__all__ = ["TITLE", "AccuracyByOption", "describe", "draw", "measure"]
+__all__ = ["TITLE", "AccuracyByOption", "measure"]
 
 TITLE = "How far does it reach?"
 HOLDS = "holds"

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.scoring import scored
 from analysis.words import percent
 from tasks.base import count_rows
 
-__all__ = ["TITLE", "LeakCheck", "describe", "draw", "measure"]
+__all__ = ["TITLE", "LeakCheck", "measure"]
 
 TITLE = "Could it cheat?"
 CUTS = 4

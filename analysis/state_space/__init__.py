@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.base import Finding, Subject, Table, describe, draw, thin
+from analysis.base import Finding, Subject, Table, thin
 from analysis.figures import (
     Axis,
     Curves,
@@ -41,7 +41,7 @@ from analysis.state_space.recurrence import (
 from analysis.words import format_digits, format_range, name_head, percent
 from tasks.base import Batch
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "What the states keep"
 PICTURED = 4

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from analysis.base import Finding, NotApplicableError, Subject, Table, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, curves, make_head_lines, name_heads
 from analysis.plain import figure_only
 from analysis.state_space.recurrence import (
@@ -30,7 +30,7 @@ from analysis.state_space.recurrence import (
 )
 from analysis.words import format_digits, format_range
 
-__all__ = ["TITLE", "describe", "draw", "effective_rank", "measure", "rank"]
+__all__ = ["TITLE", "effective_rank", "measure", "rank"]
 
 TITLE = "Rank of the states"
 SPLITS = tuple(i / 16 for i in range(1, 16))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.base import Finding, NotApplicableError, Subject, describe, draw
+from analysis.base import Finding, NotApplicableError, Subject
 from analysis.value_usage.choices import (
     ValueUses,
     find_value_layers,
@@ -12,7 +12,7 @@ from analysis.value_usage.choices import (
 )
 from analysis.value_usage.swaps import measure_swaps
 
-__all__ = ["TITLE", "describe", "draw", "measure"]
+__all__ = ["TITLE", "measure"]
 
 TITLE = "Which values inner function attention uses"
 

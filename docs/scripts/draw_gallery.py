@@ -23,9 +23,9 @@ from playwright.sync_api import sync_playwright
 
 from analysis.base import Subject
 from analysis.examination import examine
+from analysis.figures.theme import WIDTH
 from analysis.pages.export import find_browser, save_all
 from analysis.pages.page import draw_figures
-from analysis.plots.style import WIDTH
 from lab.training.run import Run
 
 HOME = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from typing import Any
 import plotly.graph_objects as go
 from pictures import shrink
 
+from analysis.figures.theme import HEAD
 from analysis.pages.export import save_all
-from analysis.plots.style import HEAD
 
 HOME = Path(__file__).parents[2] / "notebooks"
 FIGURE, PICTURE = "application/vnd.plotly.v1+json", "image/png"

@@ -70,8 +70,8 @@ def model(
         open_table_console().print(build_anatomy_table(found))
         typer.echo(describe_totals(found, compared))
     if figure is not None:
+        from analysis.figures.theme import add_title
         from analysis.pages.page import render_figure
-        from analysis.plots.style import add_title
         from analysis.run.anatomy import StackAnatomy
         from lab.files import explain_write_errors, write
 

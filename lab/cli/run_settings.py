@@ -14,7 +14,7 @@ from tasks.bounds import check_choice
 if TYPE_CHECKING:
     from lab.training.run import Run
 
-Part = TypeVar("Part", ModelConfig, TrainConfig, Runtime)
+PagePart = TypeVar("PagePart", ModelConfig, TrainConfig, Runtime)
 
 
 def describe_run(
@@ -111,6 +111,6 @@ def configure(name: str, given: Mapping[str, Any]) -> tuple[Any, TrainConfig, di
     return task, train, values
 
 
-def build_config(part: type[Part], values: Mapping[str, Any]) -> Part:
+def build_config(part: type[PagePart], values: Mapping[str, Any]) -> PagePart:
     """Build one configuration from the values that are its fields."""
     return part(**{f.name: values[f.name] for f in fields(part) if f.name in values})

@@ -151,9 +151,7 @@ class ShownAnalyses(Mapping[str, Sequence[Finding]]):
 
     def __repr__(self) -> str:
         return "\n".join(
-            f"{name}: {finding.describe().says}"
-            for name, findings in self.items()
-            for finding in findings
+            f"{name}: {finding.says}" for name, findings in self.items() for finding in findings
         )
 
     def _repr_html_(self) -> str:

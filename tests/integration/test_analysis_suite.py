@@ -2,6 +2,7 @@
 
 import json
 
+import plotly.graph_objects as go
 import pytest
 
 from analysis import ANALYSES
@@ -68,20 +69,18 @@ def test_every_analysis_applies_or_says_why_not(name, stack, monkeypatch):
     subject = Subject(task, model, task.batch(split="test", size=ROWS))
     applied = set()
     for key in ANALYSES if stack == EVERYTHING else LINKED:
-        analysis = ANALYSES[key]
         try:
-            results = analysis.measure(subject)
+            results = ANALYSES[key].measure(subject)
         except NotApplicableError:
             continue
         applied.add(key)
         for result in results:
-            words = analysis.describe(result)
-            assert words.says.endswith("."), words.says
-            assert "nan" not in words.says.lower().split(), words.says
+            assert result.says.endswith("."), result.says
+            assert "nan" not in result.says.lower().split(), result.says
             json.dumps(to_plain(result), allow_nan=False)
             if stack == EVERYTHING:
-                drawn = analysis.draw(result)
-                assert drawn is None or len(drawn.to_json() or "") < 3 * 2**20
+                drawn = result.figure()
+                assert not isinstance(drawn, go.Figure) or len(drawn.to_json() or "") < 3 * 2**20
     assert {"errors", "matrices", "rollout"} <= applied
     assert ("recall" in applied) == ({"key_pos", "value_pos"} <= subject.batch.links.keys())
     if stack == EVERYTHING:

@@ -49,7 +49,7 @@ def test_run_report_and_analyses_show_themselves(run):
     assert "not solved" in repr(run)
     found = run.analyze("anatomy", "baselines", rows=4)
     assert sorted(found) == ["anatomy", "baselines"]
-    assert found["baselines"][0].describe().says in repr(found)
+    assert found["baselines"][0].says in repr(found)
     for shown in (found, run.report()):
         page = shown._repr_html_()
         assert page.startswith('<iframe srcdoc="')

@@ -226,7 +226,7 @@ def test_the_drawing_names_the_last_norm(name: str, last: str):
     _, opened = pair(name)
     found = StackAnatomy.of(dissect(opened))
     assert found.head.name == last
-    texts = [label["text"] for label in found.draw().to_dict()["layout"]["annotations"]]
+    texts = [label["text"] for label in found.figure().to_dict()["layout"]["annotations"]]
     assert f"<b>{last}</b>" in "".join(texts)
     assert opened.cfg.normalization_type == ("LN" if name == "gpt2" else "RMS")
 

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import plotly.graph_objects as go
 import pytest
 import torch
 from torch import nn
@@ -15,8 +17,9 @@ from typer.testing import CliRunner
 
 import tasks
 from analysis import ANALYSES
-from analysis.base import Finding, Subject, Words, describe, draw
+from analysis.base import Finding, Subject, Table
 from analysis.examination import examine, record
+from analysis.figures import Axis, Bars, bars
 from analysis.interventions import block_edges, edit_matrix, swap_values
 from analysis.mixing import collect_mixers
 from analysis.pages.report import render
@@ -181,14 +184,19 @@ def test_a_task_needs_its_class_and_a_line(monkeypatch):
 class TokenCount(Finding):
     """How many tokens were looked at."""
 
+    title = "Tokens"
+    reading = "A bar for all tokens."
     tokens: int
 
-    def describe(self) -> Words:
-        says = f"{self.tokens} tokens were counted."
-        return Words("Tokens", says, "A number.", says)
+    @property
+    def says(self) -> str:
+        return f"Tokens that were counted: {self.tokens}."
 
-    def draw(self) -> None:
-        return None
+    def numbers(self) -> Table:
+        return Table(("what", "count"), (("tokens", str(self.tokens)),))
+
+    def figure(self) -> go.Figure:
+        return bars(["tokens"], [Bars("count", np.array([self.tokens]))], Axis("count", "count"))
 
 
 def measure(subject: Subject) -> list[TokenCount]:
@@ -200,15 +208,14 @@ TITLE = "An analysis that a test adds"
 
 def test_an_analysis_needs_its_module_and_a_line(monkeypatch, tmp_path):
     monkeypatch.setitem(ANALYSES, "counted", sys.modules[__name__])
-    assert (ANALYSES["counted"].describe, ANALYSES["counted"].draw) == (describe, draw)
     run = Run(tmp_path / "run", TASK, ModelConfig(stack="AM", d_model=8), TrainConfig(max_steps=4))
     run.claim()
     found = examine(Subject.of(run, step=0, rows=2), ("counted",))
     page = render(run, found)
     assert TITLE in page
-    assert "32 tokens were counted." in page
+    assert "Tokens that were counted: 32." in page
     assert record(found)["analyses"]["counted"] == [
-        {"title": "Tokens", "says": "32 tokens were counted.", "tokens": 32}
+        {"title": "Tokens", "says": "Tokens that were counted: 32.", "tokens": 32}
     ]
     with pytest.raises(ValueError, match=r"only=lost: is not an analysis. Known: .*counted"):
         examine(Subject.of(run, step=0, rows=2), ("lost",))

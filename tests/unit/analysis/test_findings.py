@@ -25,7 +25,7 @@ CASES: list[Case] = [
 ]
 IDS = [f"{type(case.finding).__name__}-{case.kind}" for case in CASES]
 KINDS = ("planted", "null", "boundary")
-FACTS = {"Examples", "StackAnatomy"}
+FACTS = {"Examples", "RowLayout", "StackAnatomy"}
 """Findings that list what is there and compare nothing, so that there is no null."""
 LONGEST = 320
 """Characters of a sentence: what takes more is a table in disguise."""

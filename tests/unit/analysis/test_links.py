@@ -189,10 +189,7 @@ def test_of_a_layer_that_fades_nothing_is_said_about_later_positions():
     found = subject_of(recent(0.8))
     for analysis in (recall, matrices, heads):
         for result in analysis.measure(found):
-            words = analysis.describe(result)
-            assert "positions after" not in f"{words.says} {words.gist}".replace(
-                "earlier positions", ""
-            )
+            assert "positions after" not in result.says.replace("earlier positions", "")
     masses, _ = recall.measure(found)
     assert masses.says.startswith("No head clearly looks at its pair")
     assert matrices.measure(found)[1].says.startswith("It shows neither recall")

@@ -227,7 +227,7 @@ def test_no_error_is_bounded_from_above():
     [ledger] = errors.measure(subject)
     assert isinstance(ledger, Ledger)
     assert ledger.wrong == 0
-    assert ledger.draw() is None
+    assert ledger.figure() is None
     # Wilson's upper end for none of n: z²/(n + z²).
     bound = 3.8415 / (80 + 3.8415)
     assert ledger.interval == pytest.approx((0, bound), abs=1e-4)

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import plotly.graph_objects as go
 import pytest
 
+from analysis.figures.theme import add_title, new_figure
 from analysis.pages import export
 from analysis.pages.export import BrowserError, find_browser, save, save_all
-from analysis.plots.style import add_title, new_figure
 from tests.pixels import COLORS
 
 TITLE = "Mass <by> layer & head"

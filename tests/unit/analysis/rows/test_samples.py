@@ -8,7 +8,7 @@ from torch import nn
 
 from analysis.base import NotApplicableError, Subject
 from analysis.examination import examine
-from analysis.pages.page import Part, build_page, show_finding
+from analysis.pages.page import PagePart, build_page, show_finding
 from analysis.rows.samples import measure, spell
 from lab.config import ModelConfig, TrainConfig
 from lab.models import Block, build
@@ -72,11 +72,11 @@ def test_the_page_shows_text_as_text(task, tmp_path):
     examination = examine(Subject.of(run, step=0, rows=4), ["samples"])
     shown = show_finding(examination.results["samples"][0], "")
     assert shown.spec is None
-    page = build_page("", "", "", [Part("samples", "", figures=[("samples-1", shown)])])
+    page = build_page("", "", "", [PagePart("samples", "", figures=[("samples-1", shown)])])
     assert "&lt;script&gt;alert(" in page
     assert "<script>alert(" not in page
     assert page.count('class="passage"') == 3
-    assert examination.results["samples"][0].draw() is None
+    assert examination.results["samples"][0].figure() is None
 
 
 class Opaque(nn.Module):

@@ -63,7 +63,7 @@ def test_one_step_without_evaluation_can_be_drawn():
     none = np.zeros(0)
     curve = Curve("loss", one, one / 2, 1, none.astype(int), none, none, {"uniform guess": 5.5})
     assert curve.says.startswith("No evaluation yet")
-    assert curve.draw()
+    assert curve.figure()
 
 
 def test_one_evaluation_is_no_journey():

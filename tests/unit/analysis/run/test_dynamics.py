@@ -49,7 +49,7 @@ def test_a_planted_run_is_told_in_order(tmp_path):
     assert moves["query → value mass, layer 0"][1].endswith("changes by less than a tenth")
     json.dumps(to_plain([paths, order]), allow_nan=False)
     for result in (paths, order):
-        figure = result.draw()
+        figure = result.figure()
         assert figure
         assert len(json.dumps(figure.to_plotly_json(), default=str)) < 100_000
 
@@ -62,8 +62,8 @@ def test_a_run_in_which_nothing_moves_says_so(tmp_path):
     assert paths.says == (
         "One clear change by step 256, on 6 of the test rows: none of 4 quantities."
     )
-    assert paths.draw()
-    assert order.draw() is None
+    assert paths.figure()
+    assert order.figure() is None
 
 
 def follow_series(*levels: np.ndarray) -> list[Series]:
@@ -167,7 +167,7 @@ def test_seeds_are_counted_by_order():
         ("b", "a in 1 of 3, c in 3 of 3"),
         ("c", ""),
     ]
-    figure = both.draw()
+    figure = both.figure()
     assert figure
     assert [trace["name"] for trace in figure.to_dict()["data"]] == [
         "seed 0",
@@ -217,7 +217,7 @@ def test_a_figure_names_the_layer_that_all_runs_agree_on():
     first = (replace(mass, layer=1), loss, Onset("drift", 0, None, moved=False))
     for layer, label in ((1, "mass, layer 1"), (2, "mass")):
         both = Onsets(("x", "y"), (first, (replace(mass, layer=layer), loss)), 100)
-        fig = both.draw()
+        fig = both.figure()
         assert fig is not None
         assert sorted(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["loss", label]
         assert "mass: steps 8 to 16" in fig.to_dict()["data"][0]["text"]

@@ -105,7 +105,7 @@ def test_a_mixture_and_a_schedule_are_ranges(tmp_path):
     schedule = found(tmp_path / "schedule", task, entries)
     assert schedule.trained == (16, 64)
     assert "trained at 16 → 64 over 100 rows" in schedule.title
-    fig = schedule.draw()
+    fig = schedule.figure()
     assert fig is not None
     assert [(s["x0"], s["x1"]) for s in fig.to_dict()["layout"]["shapes"]][-1] == (16, 64)
 
@@ -116,7 +116,7 @@ def test_values_in_no_order_are_told_one_by_one(tmp_path):
     assert (reach.places, reach.trained) == (None, None)
     assert reach.verdicts == ["falls", "holds"]
     assert reach.says.endswith("of 1 tried: none.")
-    fig = reach.draw()
+    fig = reach.figure()
     assert fig is not None
     assert list(fig.to_dict()["layout"]["yaxis"]["ticktext"]) == ["prefix", "copy"]
     task = Overwrite(seq_len=64, n_pairs=4, vocab_size=64)
@@ -128,7 +128,7 @@ def test_what_the_model_cannot_take_is_said(tmp_path):
     error = {"option": "seq_len", "value": 64, "step": STEPS, "error": "64 tokens are too many."}
     reach = found(tmp_path / "one", TASK, [*lengths((32, 0.9)), error])
     assert reach.numbers().rows[-1] == ("64", "", "", "64 tokens are too many.")
-    assert found(tmp_path / "all", TASK, [error]).draw() is None
+    assert found(tmp_path / "all", TASK, [error]).figure() is None
 
 
 def test_without_an_accuracy_of_its_own_nothing_holds(tmp_path):

@@ -1,1 +1,0 @@
-"""The theme, and plots that several analyses share."""
