@@ -23,7 +23,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable ".[browser,studies]"
+	$(INSTALL) --editable ".[browser]"
 	touch $@
 
 # All that tests, checks and benchmarks use, in one installation, as each takes seconds of its own:
@@ -142,7 +142,7 @@ $(FINDINGS): tests/findings/requirements.txt constraints.txt
 newest:
 	$(PYTHON) -m venv .venv-newest
 	sh docs/scripts/install.sh .venv-newest/bin/python --upgrade $(NEWEST) pytest pytest-xdist hypothesis \
-		--editable ".[browser,hf,studies]"
+		--editable ".[browser,hf]"
 	@command -v chromium-headless-shell >/dev/null || .venv-newest/bin/playwright install --with-deps chromium
 	.venv-newest/bin/pytest -n 2 --dist worksteal $(NEWEST_TESTS)
 
