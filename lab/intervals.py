@@ -70,7 +70,7 @@ class RowCounts:
         both = torch.stack([right, scored])
         self.rows += len(scored)
         self.sums += both.sum(1)
-        self.products += both @ both.T
+        self.products += (both[:, None] * both).sum(-1)
 
     @property
     def scored(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Map, heat
 from analysis.figures.heat import FEW
-from analysis.interventions.points import find_axes, get_language_model
+from analysis.interventions.points import find_axes, get_language_model, list_axes
 from analysis.plain import figure_only
 from analysis.words import name_head
 from lab.hooks import HookPoint, hook_points, hooks
@@ -175,10 +175,20 @@ def sweep_heads(
         }
         if not names:
             raise ValueError(
-                "no mixer of the model names its heads (heads_hook): give a point with an axis of "
-                "heads, such as pattern or q"
+                f"no mixer of the model names its heads (heads_hook). {_ask_for_point(inner)}"
             )
     return _sweep(model, clean, corrupt, metric, point or "heads", names, "head")
+
+
+def _ask_for_point(model: LanguageModel) -> str:
+    """Ask for a point with an axis of heads; name those that the model has."""
+    points = [
+        name.rpartition(".hook_")[2]
+        for name in hook_points(model)
+        if any("h" in axes for axes in list_axes(name))
+    ]
+    found = ", ".join(dict.fromkeys(points))
+    return f"Give a point: {found}" if found else "It has no point with an axis of heads"
 
 
 def _find_points(model: LanguageModel, point: str) -> dict[int, str]:

@@ -67,7 +67,7 @@ def test_a_sweep_trains_skips_and_extends(tmp_path):
     shown = invoke(f"{words} --grid d_model=8,16 --show", "--out", out, "--figures", tmp_path / "f")
     assert shown.exit_code == 0, shown.output
     assert (out / "sweep.html").exists()
-    assert {file.stem for file in (tmp_path / "f").iterdir()} == {"widths", "costs"}
+    assert {file.stem for file in (tmp_path / "f").iterdir()} == {"widths-1", "costs-1"}
     assert pl.read_parquet(table)["status"].to_list() == ["budget"]
     tidy = tmp_path / "all.parquet"
     assert invoke("runs", out, "--table", tidy).exit_code == 0
