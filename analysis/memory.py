@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from lab.layers.mixer import MatrixMixer, offers_rows
+from lab.layers.mixer import MatrixMixer, Mixer
 from lab.machine import FLOAT, format_bytes, measure_free_memory
 from lab.models import LanguageModel
 from tasks.base import Task
@@ -90,12 +90,12 @@ def _is_rolled_out(model: LanguageModel, seq_len: int) -> bool:
     return seq_len <= LONGEST_ROLLED and bool(offered) and all(offered)
 
 
-def _count_entries(mixer: nn.Module | None, token: Tensor, seq_len: int) -> int:
+def _count_entries(mixer: Mixer | None, token: Tensor, seq_len: int) -> int:
     """Count the entries of a mixer's matrix that are in memory at once; 0 if it offers none."""
     if not isinstance(mixer, MatrixMixer):
         return 0
     entries = _count_heads(mixer, token) * seq_len**2
-    return min(entries, BLOCK_ENTRIES) if offers_rows(mixer) else entries
+    return min(entries, BLOCK_ENTRIES) if mixer.takes_rows else entries
 
 
 @torch.no_grad()

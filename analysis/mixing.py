@@ -13,7 +13,8 @@ from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
 from lab.layers.convolution import CausalConvolution
 from lab.layers.mask import has_oracle_mask, reveal_stored
-from lab.layers.mixer import DescribedMatrix, MatrixMixer, offers_rows
+from lab.layers.mixer import MatrixMixer
+from lab.layers.mixer import Mixer as SequenceMixer
 from lab.machine import give_back_freed_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import find_stored_positions, score
@@ -40,7 +41,7 @@ class Mixer:
     """
 
     layer: int
-    module: nn.Module
+    module: SequenceMixer
     x: Float[Tensor, "b t d"]
     keep: Bool[Tensor, "b t"] | None = None
 
@@ -52,9 +53,7 @@ class Mixer:
     @property
     def form(self) -> str:
         """Which matrix this is, in a few words."""
-        if isinstance(self.module, DescribedMatrix):
-            return self.module.matrix_form
-        return "matrix(x), y = M · values"
+        return self.module.matrix_form or "matrix(x), y = M · values"
 
     def matrix(self, row: int, rows: slice | None = None) -> Float[Tensor, "h t s"]:
         """Return the matrix of one row of the batch, or some of its rows (target positions).
@@ -66,7 +65,7 @@ class Mixer:
         module, x = self.module, self.x[row : row + 1]
         assert isinstance(module, MatrixMixer)
         with self._tell_mask(row):
-            if rows is not None and offers_rows(module):
+            if rows is not None and module.takes_rows:
                 found = self._answer("matrix", lambda: module.matrix(x, rows=rows))
                 return self._check_matrix(found, rows.stop - rows.start)[0].float()
             found = self._check_matrix(self._answer("matrix", lambda: module.matrix(x)), x.shape[1])
@@ -105,7 +104,7 @@ class Mixer:
             multiple: the height of each block but the last is a multiple of it.
         """
         seq_len = self.x.shape[1]
-        whole = None if offers_rows(self.module) else self.matrix(row)
+        whole = None if self.module.takes_rows else self.matrix(row)
         heads = len(self.matrix(row, slice(0, 1)) if whole is None else whole)
         height = multiple * max(1, BLOCK_ENTRIES // (seq_len * heads * multiple))
         for first in range(0, seq_len, height):

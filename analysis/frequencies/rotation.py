@@ -23,7 +23,7 @@ from torch import Tensor
 from analysis.links import has_pairs
 from analysis.words import name_head
 from lab.hooks import HookPoint
-from lab.layers.mixer import RotaryPairs, get_rotary_pairs
+from lab.layers.mixer import RotaryPairs
 from lab.models import LanguageModel
 from lab.models.evaluation import score
 from lab.ops.rope import Layout
@@ -136,9 +136,9 @@ def measure_rotated_sides(
 
 def find_rotary_pairs(model: LanguageModel) -> dict[int, RotaryPairs]:
     """Return how mixers rotate what they compare, by layer; those that do not are left out."""
-    mixers = (getattr(block, "mixer", None) for block in model.blocks)
-    found = enumerate(map(get_rotary_pairs, mixers))
-    return {layer: pairs for layer, pairs in found if pairs is not None}
+    mixers = enumerate(block.mixer for block in model.list_blocks())
+    found = {layer: mixer.rotary_pairs for layer, mixer in mixers if mixer is not None}
+    return {layer: pairs for layer, pairs in found.items() if pairs is not None}
 
 
 def pair_channels(x: Float[Tensor, "b t h n"], layout: Layout) -> Complex[Tensor, "b t h m"]:

@@ -25,13 +25,7 @@ from analysis.mixing import BLOCK_ENTRIES
 from lab.compilation import keep_eager
 from lab.hooks import HookPoint
 from lab.layers.mask import has_oracle_mask
-from lab.layers.mixer import (
-    MatrixMixer,
-    RecurrentMixer,
-    RoundedMixer,
-    SoftmaxMixer,
-    offers_rows,
-)
+from lab.layers.mixer import MatrixMixer, Mixer
 from lab.layers.state import Decoder
 from lab.models.user_mixer import convert_errors, is_from_lab
 
@@ -77,10 +71,11 @@ def block_edges(
 ) -> Iterator[nn.Module]:
     """Keep target i from reading source j, for n edges (i, j): M_ij = 0.
 
-    In attention, IFA and any other `SoftmaxMixer` the edge's score is −∞ before the softmax, so the
-    other edges of the row share its mass; a row without any edge left mixes nothing: zeros. In an
-    SSD, M̃_ij = 0 is exactly the recurrence whose read at i lacks what was written at j; other
-    reads keep it. An edge (i, i) of an SSD includes its skip. Rows are not normalised again.
+    In attention, IFA and any other mixer with a `scores_hook` the edge's score is −∞ before the
+    softmax, so the other edges of the row share its mass; a row without any edge left mixes
+    nothing: zeros. In an SSD, M̃_ij = 0 is exactly the recurrence whose read at i lacks what was
+    written at j; other reads keep it. An edge (i, i) of an SSD includes its skip. Rows are not
+    normalised again.
 
     Args:
         model: a language model.
@@ -198,7 +193,7 @@ class _MatrixForward:
         verifying: whether the mixer's own forward is running, to find that out.
     """
 
-    def __init__(self, mixer: nn.Module):
+    def __init__(self, mixer: Mixer):
         assert isinstance(mixer, MatrixMixer)
         self.mixer = mixer
         self.changes: list[_Change] = []
@@ -215,7 +210,7 @@ class _MatrixForward:
         for change in self.changes:
             if change.check is not None:
                 change.check(x)
-        recurrent = mixer.recurrent_hooks if isinstance(mixer, RecurrentMixer) else ()
+        recurrent = mixer.recurrent_hooks
         if any(self._get_point(name).active for name in recurrent):
             raise ValueError(
                 f"{' and '.join(recurrent)}: no hook may be on them while a matrix is edited; "
@@ -238,7 +233,7 @@ class _MatrixForward:
         watched = any(isinstance(m, HookPoint) and m.active for m in mixer.modules())
         if watched or has_oracle_mask(mixer):
             return len(x)
-        one = mixer.matrix(x[:1], rows=slice(0, 1)) if offers_rows(mixer) else mixer.matrix(x[:1])
+        one = mixer.matrix(x[:1], rows=slice(0, 1)) if mixer.takes_rows else mixer.matrix(x[:1])
         return max(1, BLOCK_ENTRIES // (one.shape[1] * x.shape[1] ** 2))
 
     def _mix(self, x: Float[Tensor, "b t d"], rows: Int[Tensor, " b"]) -> Float[Tensor, "b h t p"]:
@@ -253,7 +248,7 @@ class _MatrixForward:
             return torch.where(empty, scores, closed)
 
         with ExitStack() as stack:
-            if isinstance(self.mixer, SoftmaxMixer) and blocked:
+            if self.mixer.scores_hook is not None and blocked:
                 stack.callback(self._get_point(self.mixer.scores_hook).add_hook(close))
             matrix = self.mixer.matrix(x)
         values = self.mixer.values(x)
@@ -279,7 +274,7 @@ class _MatrixForward:
             applied = self.mixer.project(x, self.mixer.matrix(x) @ self.mixer.values(x))
             off = ((applied - y).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny)).item()
         eps = torch.finfo(y.dtype).eps
-        if isinstance(self.mixer, RoundedMixer):
+        if self.mixer.computed_in is not None:
             eps = max(eps, torch.finfo(self.mixer.computed_in).eps)
         if not off <= eps**0.5:
             raise ValueError(
@@ -301,7 +296,7 @@ def _apply_by_matrix(model: nn.Module, layer: int, change: _Change) -> Iterator[
         edited = vars(mixer).get("forward")
         if not isinstance(edited, _MatrixForward):
             edited = _MatrixForward(mixer)
-            replacements: dict[str, Callable] = {"forward": edited}
+            replacements: dict[str, Any] = {"forward": edited, "takes_positions": False}
             if isinstance(mixer, Decoder):
                 for method in ("prefill", "step"):
                     replacements[method] = _refuse(edited, getattr(mixer, method))

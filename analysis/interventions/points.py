@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint, NamesFilter, find_points, hooks, unwrap
-from lab.layers.mixer import BiasedMixer
+from lab.layers.mixer import Mixer, adapt
 from lab.models import Block, LanguageModel
 from tasks.bounds import check_choice
 
@@ -178,11 +178,11 @@ def override_mask(
             row: those after them keep their own.
 
     Raises:
-        ValueError: for a mixer without a place for a bias (`BiasedMixer`), or a bias that is not
+        ValueError: for a mixer without a place for a bias (`bias_hook`), or a bias that is not
             finite; while it runs, for another shape.
     """
     mixer = get_mixer(model, layer)
-    if not isinstance(mixer, BiasedMixer):
+    if mixer.bias_hook is None:
         raise ValueError(f"{layer=}: {type(mixer).__name__} has no place for a dynamic mask")
     if not bias.isfinite().all():
         raise ValueError("bias must be finite; lab.ops.attention.MASKED removes a key")
@@ -336,7 +336,7 @@ def get_block(model: nn.Module, layer: int) -> Block:
     return block
 
 
-def get_mixer(model: nn.Module, layer: int) -> nn.Module:
+def get_mixer(model: nn.Module, layer: int) -> Mixer:
     """Return a block's sequence mixer.
 
     Raises:
@@ -345,7 +345,7 @@ def get_mixer(model: nn.Module, layer: int) -> nn.Module:
     mixer = get_block(model, layer).mixer
     if mixer is None:
         raise ValueError(f"{layer=} has no mixer")
-    return unwrap(mixer)
+    return adapt(unwrap(mixer))
 
 
 def to_indices(field: str, given: Indices) -> Int[Tensor, " n"]:

@@ -15,7 +15,7 @@ from analysis.interventions.points import get_language_model
 from analysis.patching.sweeps import Metric, check_pair, compute_metric
 from analysis.plain import figure_only
 from lab.hooks import HookPoint, hooks, run_with_cache
-from lab.layers.mixer import SplitInputMixer
+from lab.layers.mixer import Mixer
 from lab.models import LanguageModel
 from lab.models.activation_cache import ActivationCache
 from lab.models.head_results import split_heads
@@ -248,11 +248,11 @@ class _Runs:
 
 
 def _list_inputs(
-    mixer: nn.Module, way: str, cache: ActivationCache
+    mixer: Mixer, way: str, cache: ActivationCache
 ) -> list[tuple[str, str, int | None]]:
     """Return name, point and head of what each head reads, else of the mixer as a whole."""
     # A user's class may read x in further ways, whatever it inherits.
-    if not (isinstance(mixer, SplitInputMixer) and is_from_lab(mixer)):
+    if not (mixer.input_hooks and is_from_lab(mixer)):
         return [("", f"{way}.hook_attn_out", None)]
     points = {f"{way}.mixer.{hook}": hook.removeprefix("hook_") for hook in mixer.input_hooks}
     return [

@@ -16,7 +16,6 @@ from analysis.interventions.points import find_axes, get_language_model, list_ax
 from analysis.plain import figure_only
 from analysis.words import name_head
 from lab.hooks import HookPoint, hook_points, hooks
-from lab.layers.mixer import HeadsMixer
 from lab.models import LanguageModel
 from lab.models.point_names import find_name
 
@@ -170,8 +169,8 @@ def sweep_heads(
     else:
         names = {
             layer: f"blocks.{layer}.mixer.{block.mixer.heads_hook}"
-            for layer, block in enumerate(inner.blocks)
-            if isinstance(block.mixer, HeadsMixer)
+            for layer, block in enumerate(inner.list_blocks())
+            if block.mixer is not None and block.mixer.heads_hook is not None
         }
         if not names:
             raise ValueError(

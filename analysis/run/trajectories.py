@@ -20,7 +20,6 @@ from analysis.statistics.distributions import effective_number
 from lab.hooks import HookPoint, hook_points
 from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
-from lab.layers.mixer import offers_rows
 from lab.models import LanguageModel
 from lab.training.run import Run
 from tasks.base import Batch, count_rows
@@ -264,7 +263,7 @@ def choose_stretches(mixer: Mixer, seq_len: int) -> list[slice]:
 
     Mixers that cannot compute a part of their matrix compute all of it.
     """
-    if not offers_rows(mixer.module) or seq_len <= STRETCHES * STRETCH:
+    if not mixer.module.takes_rows or seq_len <= STRETCHES * STRETCH:
         return [slice(0, seq_len)]
     middles = [(2 * i + 1) * seq_len // (2 * STRETCHES) for i in range(STRETCHES)]
     return [slice(middle - STRETCH // 2, middle + STRETCH // 2) for middle in middles]

@@ -126,6 +126,7 @@ class ForeignAttention(ForeignMixer):
     """
 
     matrix_form = "pattern A, rows sum to 1"
+    takes_rows = True
     scores_hook = "hook_attn_scores"
     heads_hook = "hook_z"
 

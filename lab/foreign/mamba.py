@@ -79,6 +79,7 @@ class ForeignScan(ForeignMixer):
     holds make the layer compute it here, token by token.
     """
 
+    takes_rows = True
     recurrent_hooks = ("hook_ssm_write", "hook_ssm_state")
     module: Any
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
+from lab.layers.mixer import Mixer
 
 LAYER_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
 """What a layer's parameters for a cache are called."""
@@ -50,7 +51,7 @@ class ForeignPart(nn.Module):
         return f"{type(self.module).__module__}.{type(self.module).__name__}"
 
 
-class ForeignMixer(ForeignPart):
+class ForeignMixer(ForeignPart, Mixer):
     """A foreign sequence mixer. [b t d] → [b t d].
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.mask import MASKS, Positions
-from lab.layers.mixer import RotaryPairs, take_positions
+from lab.layers.mixer import Mixer, RotaryPairs, take_positions
 from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.attention import (
     PADDED,
@@ -79,7 +79,7 @@ Position = Literal["rope", "none"]
 Mask = Literal["none", "literal", "straight-through", "soft", "value", "oracle"]
 
 
-class Attention(nn.Module):
+class Attention(Mixer):
     """Causal softmax attention: y_t = Σ_{s≤t} softmax_s(q_t·k_s/√p + b_s) v_s, then `out`.
 
     q, k, v and out are linear maps without bias; q and k are rotated to their positions; b is
@@ -110,6 +110,7 @@ class Attention(nn.Module):
 
     # What the layer offers (`lab.layers.mixer`).
     matrix_form = "pattern A, rows sum to 1"
+    takes_rows = takes_positions = True
     heads_hook = "hook_z"
     input_hooks = ("hook_q", "hook_k", "hook_v")
     scores_hook = "hook_attn_scores"

@@ -1,130 +1,15 @@
-"""What a sequence mixer may offer beside `forward`: laws and analyses ask for these, not a class.
-
-A mixer maps [b t d] to [b t d]. Everything else is optional: a mixer offers an ability by having
-the methods or attributes of its protocol. Attributes that end in `_hook` or `_hooks` name hook
-points of the mixer, such as "hook_pattern".
-"""
+"""What a sequence mixer may offer beside `forward`: laws and analyses ask for this, not a class."""
 
 import inspect
+from abc import ABC
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.ops.rope import Layout
-
-
-@runtime_checkable
-class MatrixMixer(Protocol):
-    """A mixer that can return its mixing as one matrix per head.
-
-    forward(x) = project(x, matrix(x) @ values(x)).
-    """
-
-    def matrix(self, x: Tensor, /) -> Tensor:
-        """Return the matrix [b h t s]."""
-        ...
-
-    def values(self, x: Tensor, /) -> Tensor:
-        """Return the values that it mixes [b h s p]."""
-        ...
-
-    def project(self, x: Tensor, z: Tensor, /) -> Tensor:
-        """Return the output [b t d] from the mixed values z [b h t p]."""
-        ...
-
-
-@runtime_checkable
-class HeadsMixer(MatrixMixer, Protocol):
-    """A mixer whose heads' mixed values pass a hook point on their way into `project`."""
-
-    @property
-    def heads_hook(self) -> str:
-        """The hook point of the mixed values [b t h p], which `project` takes as [b h t p]."""
-        ...
-
-
-@runtime_checkable
-class SplitInputMixer(Protocol):
-    """A mixer that reads x only to compute a few tensors with heads, each with a hook point."""
-
-    @property
-    def input_hooks(self) -> tuple[str, ...]:
-        """Their hook points [b t h p]; the output depends on x through them alone."""
-        ...
-
-
-class MatrixRowsMixer(MatrixMixer, Protocol):
-    """A mixer whose `matrix` can return some of its rows: long sequences need no whole matrix."""
-
-    def matrix(self, x: Tensor, /, rows: slice | None = None) -> Tensor:
-        """Return the matrix [b h t s], or its rows for a slice of target positions."""
-        ...
-
-
-@runtime_checkable
-class PositionsMixer(Protocol):
-    """A causal mixer that can compute its outputs at some positions only.
-
-    With `at` [b q] it returns the outputs at those positions [b q d], exactly as if all had been
-    computed. An output depends on no later token, so what follows the last position is never read.
-    """
-
-    def forward(self, x: Tensor, at: Tensor | None = None) -> Tensor:
-        """Return the outputs [b t d], or [b q d] at some positions."""
-        ...
-
-
-@runtime_checkable
-class DescribedMatrix(Protocol):
-    """A mixer that says which matrix it returns."""
-
-    @property
-    def matrix_form(self) -> str:
-        """A few words or a formula, such as "pattern A, rows sum to 1"."""
-        ...
-
-
-@runtime_checkable
-class SoftmaxMixer(Protocol):
-    """A mixer whose matrix is the softmax of scores, which pass a hook point in `matrix`."""
-
-    @property
-    def scores_hook(self) -> str:
-        """The hook point of the scores [b h t s]; a score of −∞ takes that source away."""
-        ...
-
-
-@runtime_checkable
-class BiasedMixer(Protocol):
-    """A mixer that adds a bias to the scores of each key, or has a place for one."""
-
-    @property
-    def bias_hook(self) -> str:
-        """The hook point of the biases [b h 1 s]; a hook on it adds them where there are none."""
-        ...
-
-
-@runtime_checkable
-class RecurrentMixer(Protocol):
-    """A mixer with hook points that exist only in its recurrent form, not in its matrix."""
-
-    @property
-    def recurrent_hooks(self) -> tuple[str, ...]:
-        """The hook points of what the recurrence writes and holds."""
-        ...
-
-
-@runtime_checkable
-class RoundedMixer(Protocol):
-    """A mixer that computes some things in a lower precision than its input's."""
-
-    @property
-    def computed_in(self) -> torch.dtype:
-        """The precision."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -158,37 +43,94 @@ class RotaryPairs:
     scale: float
 
 
-@runtime_checkable
-class RotaryMixer(Protocol):
-    """A mixer that can compare channels after rotating them to their positions."""
+class Mixer(nn.Module, ABC):
+    """A sequence mixer, [b t d] → [b t d], and what it offers: nothing more, unless it says so.
+
+    A subclass overrides the attributes of what it offers. Those that end in `_hook` or `_hooks`
+    name hook points of the mixer, such as "hook_pattern". Two abilities are methods:
+
+        matrix, values, project   one matrix per head (`MatrixMixer`)
+        start, prefill, step      going on from a state (`lab.layers.state.Decoder`)
+
+    A module of any other class is adapted where a block gets it (`adapt`): it offers what it has
+    of the same name.
+    """
+
+    matrix_form: str | None = None
+    """Which matrix `matrix` returns: a few words or a formula, "pattern A, rows sum to 1"."""
+    takes_rows: bool = False
+    """Whether matrix(x, rows=slice) returns some rows: long sequences need no whole matrix."""
+    takes_positions: bool = False
+    """Whether forward(x, at=[b q]) returns the outputs at those positions alone, [b q d].
+
+    They are exactly as if all had been computed, and depend on no later token, so that what follows
+    the last position is never read.
+    """
+    heads_hook: str | None = None
+    """The heads' mixed values [b t h p], which `project` takes as [b h t p]."""
+    input_hooks: tuple[str, ...] = ()
+    """Tensors with heads [b t h p], through which alone the output depends on x."""
+    scores_hook: str | None = None
+    """The scores [b h t s] whose softmax is the matrix; a score of −∞ takes that source away."""
+    bias_hook: str | None = None
+    """Biases of the keys' scores [b h 1 s]; a hook on it adds them where there are none."""
+    recurrent_hooks: tuple[str, ...] = ()
+    """What the recurrence writes and holds, which the matrix does not compute."""
+    computed_in: torch.dtype | None = None
+    """A precision lower than its input's in which it computes some things."""
 
     @property
     def rotary_pairs(self) -> RotaryPairs | None:
-        """How it rotates; None when this one does not."""
+        """How it rotates what it compares; None where it does not."""
+        return None
+
+
+@runtime_checkable
+class MatrixMixer(Protocol):
+    """A mixer that can return its mixing as one matrix per head.
+
+    forward(x) = project(x, matrix(x) @ values(x)).
+    """
+
+    def matrix(self, x: Tensor, /, rows: slice | None = None) -> Tensor:
+        """Return the matrix [b h t s]; some of its target positions, if it `takes_rows`."""
+        ...
+
+    def values(self, x: Tensor, /) -> Tensor:
+        """Return the values that it mixes [b h s p]."""
+        ...
+
+    def project(self, x: Tensor, z: Tensor, /) -> Tensor:
+        """Return the output [b t d] from the mixed values z [b h t p]."""
         ...
 
 
-def get_rotary_pairs(mixer: object) -> RotaryPairs | None:
-    """Return how a mixer rotates what it compares; None when it does not."""
-    return mixer.rotary_pairs if isinstance(mixer, RotaryMixer) else None
+NOT_OFFERED = {name: vars(Mixer)[name] for name in Mixer.__annotations__} | {"rotary_pairs": None}
+"""What a mixer has that offers nothing."""
 
 
-def offers_rows(mixer: object) -> TypeGuard[MatrixRowsMixer]:
-    """Whether a mixer is a `MatrixRowsMixer`: its `matrix` takes an argument `rows`."""
-    return isinstance(mixer, MatrixMixer) and "rows" in inspect.signature(mixer.matrix).parameters
+def adapt(module: nn.Module) -> Mixer:
+    """Let a module of any class answer what a `Mixer` is asked; its weights and names stay.
 
-
-def offers_positions(mixer: object) -> bool:
-    """Whether a mixer is a `PositionsMixer`: its `forward` takes an argument `at`.
-
-    A user's class must define that `forward` itself. One that inherits it from a layer of the lab
-    may have changed something else that `forward` relies on.
+    Of what it does not have, it offers nothing. It takes rows or positions if its methods have an
+    argument `rows` or `at`. A class outside the lab must define a `forward` with `at` itself: one
+    that inherits it from a layer of the lab may have changed something else that it relies on.
     """
-    own = type(mixer).__module__.partition(".")[0] == "lab"
-    defines = own or "forward" in vars(type(mixer))
-    if not (defines and isinstance(mixer, PositionsMixer)):
-        return False
-    return "at" in inspect.signature(mixer.forward).parameters
+    cls = type(module)
+    if Mixer in cls.__mro__ and cls.__module__.startswith("lab."):
+        assert isinstance(module, Mixer)
+        return module
+    for name, nothing in NOT_OFFERED.items():
+        if not (hasattr(cls, name) or hasattr(module, name)):
+            setattr(module, name, nothing)
+    Mixer.register(cls)
+    assert isinstance(module, Mixer)
+    own = "forward" in vars(cls)
+    module.takes_positions = own and "at" in inspect.signature(module.forward).parameters
+    module.takes_rows = (
+        isinstance(module, MatrixMixer) and "rows" in inspect.signature(module.matrix).parameters
+    )
+    return module
 
 
 def take_positions(

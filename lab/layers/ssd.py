@@ -72,6 +72,7 @@ class SSD(SSDParameters):
 
     # What the layer offers (`lab.layers.mixer`).
     matrix_form = "M̃ = L∘CBᵀ·dt + D"
+    takes_rows = takes_positions = True
     heads_hook = "hook_ssm_out"
     recurrent_hooks = ("hook_ssm_write", "hook_ssm_state")
 

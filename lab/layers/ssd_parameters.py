@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.hooks import HookPoint
 from lab.layers.convolution import CausalConvolution
-from lab.layers.mixer import take_positions
+from lab.layers.mixer import Mixer, take_positions
 from lab.layers.state import token_positions
 from lab.ops.precision import promote
 from lab.ops.rope import Layout, apply_rotary, rotary_table
@@ -57,7 +57,7 @@ class RecurrenceInputs(NamedTuple):
     C: Float[Tensor, "b t g n"]
 
 
-class SSDParameters(nn.Module):
+class SSDParameters(Mixer):
     """The parameters and hook points of `lab.layers.ssd.SSD`, which documents the arguments."""
 
     def __init__(

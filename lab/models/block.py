@@ -1,10 +1,12 @@
 """One block of a stack: a sequence mixer and a state transform around the residual stream."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import HookPoint
-from lab.layers.mixer import offers_positions, take_positions
+from lab.layers.mixer import Mixer, adapt, take_positions
 from lab.layers.norm import HookedRMSNorm
 from lab.layers.state import Decoder, State
 
@@ -18,7 +20,7 @@ class Block(nn.Module):
     reads them works on every stack. A half that is missing has no point.
 
     Args:
-        mixer: a sequence mixer, or None.
+        mixer: a sequence mixer of any class, which is adapted (`lab.layers.mixer.adapt`), or None.
         mlp: a state transform of whatever kind, or None.
 
     Source: § Architecture Design; no biases, RMSNorm.
@@ -27,9 +29,12 @@ class Block(nn.Module):
     adds_outputs = True
     """Whether it adds what its halves return, unchanged, as blocks of opened models may not."""
 
+    mixer: Mixer | None
+
     def __init__(self, d_model: int, mixer: nn.Module | None, mlp: nn.Module | None):
         super().__init__()
-        self.mixer, self.mlp = mixer, mlp
+        self.mixer = None if mixer is None else adapt(mixer)
+        self.mlp = mlp
         self.norm_mixer = HookedRMSNorm(d_model) if mixer is not None else None
         self.norm_mlp = HookedRMSNorm(d_model) if mlp is not None else None
         self.hook_attn_out = HookPoint() if mixer is not None else None
@@ -38,13 +43,18 @@ class Block(nn.Module):
         self.hook_resid_mid = HookPoint()
         self.hook_resid_post = HookPoint()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a mixer that takes the place of another is adapted, too."""
+        adapts = name == "mixer" and isinstance(value, nn.Module)
+        super().__setattr__(name, adapt(value) if adapts else value)
+
     def forward(
         self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
     ) -> Float[Tensor, "b q d"]:
         """Return the residual stream after both halves.
 
         With `at` [b q] it is computed at those positions alone, [b q d]: by the mixer if it can
-        (`lab.layers.mixer.PositionsMixer`), and by the state transform in any case.
+        (`lab.layers.mixer.Mixer.takes_positions`), and by the state transform in any case.
         """
         x = self.hook_resid_pre(x)
         if at is None:
@@ -54,7 +64,7 @@ class Block(nn.Module):
         read = take_positions(x, at)
         if self.mixer is not None and self.norm_mixer is not None:
             normed = self.norm_mixer(x)
-            if offers_positions(self.mixer):
+            if self.mixer.takes_positions:
                 y = self.mixer(normed, at=at)
             else:
                 y = take_positions(self.mixer(normed), at)

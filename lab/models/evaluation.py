@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lab.hooks import is_watched
 from lab.intervals import RowCounts
 from lab.layers.mask import has_oracle_mask, reveal_stored
-from lab.layers.mixer import offers_positions, take_positions
+from lab.layers.mixer import take_positions
 from lab.models.language_model import LanguageModel
 from lab.ops.cross_entropy import linear_answers
 from tasks.base import IGNORE, Batch, Task
@@ -74,9 +74,10 @@ def read_hidden_at(
 
     Keys, values and states are computed everywhere. What only the output at a position needs, from
     the last mixer on, is computed at these positions alone where they are few (`FEW`). Nothing
-    after the last of them is computed if every mixer says that it is causal, as
-    `lab.layers.mixer.PositionsMixer`. Everything is computed where something sees it all: a hook,
-    or in training dropout or batch normalisation, whose draws and statistics stay as they are.
+    after the last of them is computed if every mixer promises to be causal
+    (`lab.layers.mixer.Mixer.takes_positions`). Everything is computed where something sees it all:
+    a hook, or in training dropout or batch normalisation, whose draws and statistics stay as they
+    are.
 
     Args:
         model: the model.
@@ -86,9 +87,9 @@ def read_hidden_at(
     """
     if is_watched(model) or any(sees_all(module) for module in model.modules()):
         return take_positions(model.hidden(tokens), at)
-    blocks = list(model.blocks)
+    blocks: list[Any] = list(model.blocks)
     mixing = [i for i, block in enumerate(blocks) if block.mixer is not None]
-    if all(offers_positions(blocks[i].mixer) for i in mixing):
+    if all(blocks[i].mixer.takes_positions for i in mixing):
         tokens = tokens[:, : int(at.max()) + 1 if end is None else end]
     if at.shape[1] > FEW * tokens.shape[1]:
         return take_positions(model.hidden(tokens), at)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.layers.mixer import HeadsMixer
+from lab.layers.mixer import MatrixMixer
 from lab.models.additions import read_added
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def split_heads(cache: "ActivationCache", layer: int) -> Mapping[str, Float[Tens
     block = cache.model.list_blocks()[layer]
     added = read_added(cache, block, layer, "attn")
     mixer = block.mixer
-    if not isinstance(mixer, HeadsMixer) or block.norm_mixer is None:
+    if not isinstance(mixer, MatrixMixer) or mixer.heads_hook is None or block.norm_mixer is None:
         return {f"L{layer}": added}
     x = block.norm_mixer(cache["resid_pre", layer])
     z = cache[f"blocks.{layer}.mixer.{mixer.heads_hook}"].transpose(1, 2)

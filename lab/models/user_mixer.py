@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.files import describe_error
-from lab.layers.mixer import offers_positions, take_positions
+from lab.layers.mixer import take_positions
 from lab.models.language_model import LanguageModel
 from lab.user_modules import import_object
 
@@ -38,9 +38,8 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
         ValueError: when a mixer returns anything else, which broadcasting could hide, or when the
             user's own mixer raises or offers outputs at some positions that are not the same.
     """
-    offering = {block.mixer for block in model.blocks if offers_positions(block.mixer)}
 
-    def check(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+    def check(module: Any, args: tuple[Tensor, ...], output: object) -> None:
         given = tuple(args[0].shape)
         if not isinstance(output, Tensor) or output.shape != given:
             got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -48,14 +47,13 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
                 f"{type(module).__name__}.forward: must map [b t d] to [b t d]; "
                 f"given {list(given)} it returned {got}"
             )
-        if module in offering and not is_from_lab(module):
+        if module.takes_positions and not is_from_lab(module):
             _check_positions(module, args[0])
 
     with ExitStack() as stack:
         for block in model.list_blocks():
             if block.mixer is not None:
                 stack.callback(block.mixer.register_forward_hook(check).remove)
-        # Without their signatures, so that all positions are computed.
         stack.enter_context(_replace_forwards(model, convert_errors))
         yield
 

@@ -29,7 +29,7 @@ from lab.cli import app
 from lab.config import ModelConfig, TrainConfig
 from lab.hooks import HookPoint
 from lab.laws import LAWS, Law, Verdict, assert_lawful, certify
-from lab.layers.mixer import MatrixMixer, RotaryPairs, offers_rows
+from lab.layers.mixer import MatrixMixer, RotaryPairs
 from lab.models import build
 from lab.ops.rope import rotate
 from lab.suite.audit import audit
@@ -93,7 +93,7 @@ def test_a_mixer_is_met_by_rows_of_its_matrix(monkeypatch):
     given = subject()
     [mixer] = collect_mixers(given.model, given.batch)
     assert isinstance(mixer.module, MatrixMixer)
-    assert offers_rows(mixer.module)
+    assert mixer.module.takes_rows
     assert (mixer.kind, mixer.form) == ("LinearAttention", "QKᵀ, lower triangle")
     blocks = list(mixer.blocks(0))
     assert len(blocks) > 1

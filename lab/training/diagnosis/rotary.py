@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.intervals import clustered_wilson
-from lab.layers.mixer import get_rotary_pairs
 from lab.models import LanguageModel
 from lab.ops.rope import apply_rotary, rotary_table
 from lab.training.diagnosis.failed_run import FailedRun, Look
@@ -86,7 +85,7 @@ def list_rotations(model: LanguageModel) -> list[Rotation]:
     for block in model.list_blocks():
         if block.mixer is None:
             continue
-        rotary = get_rotary_pairs(block.mixer)
+        rotary = block.mixer.rotary_pairs
         if rotary is None:
             return []
         found.append(Rotation(rotary.base, 2 * rotary.n_pairs, len(rotary.source_of)))

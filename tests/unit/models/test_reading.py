@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lab.layers.attention import Attention
-from lab.layers.mixer import offers_positions, take_positions
+from lab.layers.mixer import take_positions
 from lab.models import ARCHITECTURES, build
 from lab.models.block import Block
 from lab.models.evaluation import find_places, read_hidden, read_hidden_at, score
@@ -106,6 +106,12 @@ def assert_same(model, tokens, scored):
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
 
 
+def takes_positions(model):
+    mixer = model.list_blocks()[1].mixer
+    assert mixer is not None
+    return mixer.takes_positions
+
+
 def draw_tokens(t=14):
     return torch.randint(11, (3, t), generator=torch.Generator().manual_seed(2))
 
@@ -114,7 +120,7 @@ def draw_tokens(t=14):
 def test_every_mixer_computes_the_same_at_some_positions(case):
     model = make_model(case.make, d_model=case.d_model)
     wrapped = case.kind == "sequence" or "oracle" in case.name
-    assert offers_positions(model.blocks[1].mixer) == (not wrapped)
+    assert takes_positions(model) == (not wrapped)
     assert_same(model, draw_tokens(), SOME)
 
 
@@ -128,13 +134,13 @@ def test_every_state_transform_computes_the_same_at_some_positions(case):
 @pytest.mark.parametrize("mixer", [Mean, Future, Doubled])
 def test_a_users_mixer_that_offers_nothing_sees_every_position(mixer):
     model = make_model(lambda: mixer(8), lambda: nn.Linear(8, 8))
-    assert not offers_positions(model.blocks[1].mixer)
+    assert not takes_positions(model)
     assert_same(model, draw_tokens(), SOME)
 
 
 def test_a_users_mixer_that_offers_positions_keeps_its_word():
     model = make_model(lambda: Offering(8), lambda: nn.Linear(8, 8))
-    assert offers_positions(model.blocks[1].mixer)
+    assert takes_positions(model)
     assert_same(model, draw_tokens(), SOME)
     with check_mixers(model):
         model(draw_tokens())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from analysis.base import Subject
 from analysis.matrices.heads import sum_row
 from analysis.mixing import Mixer
+from lab.layers.mixer import adapt
 from lab.models import LanguageModel, build
 from tasks.base import Batch
 from tasks.mqar import MQAR
@@ -47,7 +48,7 @@ def make_mixer(matrix: Tensor, kind: type[GivenMatrix] = GivenMatrix, rows: int 
     module = kind(4 * len(matrix))
     module.given = matrix
     with torch.no_grad():
-        return Mixer(0, module, torch.randn(rows, matrix.shape[1], 4 * len(matrix)))
+        return Mixer(0, adapt(module), torch.randn(rows, matrix.shape[1], 4 * len(matrix)))
 
 
 def sum_planted_row(matrix: Tensor, tokens: Tensor = TOKENS) -> dict[str, Tensor]:
