@@ -74,7 +74,11 @@ def _require(holds: bool, name: str, value: object, bound: str) -> None:
 class ModelConfig(_Config):
     """A language model, apart from its vocabulary, which the task brings."""
 
-    stack: str = option("AM*2", "the blocks, as pairs of mixer and state transform, e.g. 'SE*7 IE'")
+    stack: str = option(
+        "AM*2",
+        "the blocks, as pairs of mixer and state transform, e.g. 'SE*7 IE', or 'ssd+M*2' with one "
+        "of `lab mixers`",
+    )
     d_model: int = option(64, "width of the residual stream")
     n_heads: int = option(1, "number of heads of every mixer")
     model: str | None = option(

@@ -13,6 +13,7 @@ from lab.cli.bench import bench
 from lab.cli.certify import certify
 from lab.cli.claim import claim
 from lab.cli.command import Command, unwrap
+from lab.cli.mixers import mixers
 from lab.cli.paper import errata, model
 from lab.cli.resume import resume
 from lab.cli.runs import runs
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 for command in (
     tasks,
+    mixers,
     resume,
     analyze,
     compare,

@@ -10,7 +10,7 @@ from lab.constructions.solve import BUILT, check_known, set_by_hand
 from lab.layers.attention import Mask
 from lab.layers.ssd_parameters import Position
 from lab.machine import DoesNotFitError, explain_lack_of_memory
-from lab.models import MIXERS, TRANSFORMS, build
+from lab.models import CLASSES, TRANSFORMS, build
 from lab.models.evaluation import evaluate
 from lab.models.stack import parse_stack
 from tasks.base import Task, count_rows
@@ -68,7 +68,7 @@ def ladder(
         ValueError: for sizes that do not divide, or an unknown letter; or DoesNotFitError for
             models that memory does not hold.
     """
-    parse_stack(f"A{transform}", MIXERS, TRANSFORMS)
+    parse_stack(f"A{transform}", CLASSES, TRANSFORMS)
     if task.name not in BUILT:
         return []
     rungs = []

@@ -6,28 +6,24 @@ from typing import Any, Required, TypedDict, Unpack
 import torch
 from torch import nn
 
-from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
-from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE
 from lab.layers.shared_experts import SharedExpertMoE
-from lab.layers.ssd import SSD
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
+from lab.models.mixers import MIXERS
 from lab.models.stack import MAX_BLOCKS, make_layer, parse_stack, split_options
 from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
 from tasks.bounds import check_kind
 from tasks.near_names import ask, find_near
 
-MIXERS: dict[str, type[nn.Module] | None] = {
-    "A": Attention,
-    "S": SSD,
-    "I": InnerFunctionAttention,
+CLASSES: dict[str, type[nn.Module] | None] = {
+    **{kind.letter or name: kind.cls for name, kind in MIXERS.items()},
     "N": None,
 }
-"""The mixers by their letter in stack notation."""
+"""The mixers by their letter in stack notation, or their word."""
 TRANSFORMS: dict[str, type[nn.Module] | None] = {
     "M": MLP,
     "E": CDMoE,
@@ -63,7 +59,8 @@ def build(
 
     Args:
         stack: pairs of letters; mixers A causal attention, S state space duality, I inner function
-            attention, U your own, N none; state transforms M MLP, E CDMoE, R routed MoE, X MoE with
+            attention, U your own, N none, or a word of `lab.models.mixers.MIXERS` and a plus sign
+            ("ssd+M"); state transforms M MLP, E CDMoE, R routed MoE, X MoE with
             shared expert isolation, P PEER, N none; `*k` repeats a pair. Or a name in
             `ARCHITECTURES`.
         vocab_size: rows of the embedding table.
@@ -104,15 +101,15 @@ def build(
     near = find_near(stack, ARCHITECTURES) if stack.isalnum() and len(stack) > 2 else []
     if stack.islower() or near:
         raise ValueError(
-            f"stack={stack!r}: must be pairs such as 'AM' or 'SE*7', or a name without model=: "
-            f"{', '.join(ARCHITECTURES)}. {ask(near)}".rstrip(". ")
+            f"stack={stack!r}: must be pairs such as 'AM', 'SE*7' or 'ssd+M', or a name without "
+            f"model=: {', '.join(ARCHITECTURES)}. {ask(near)}".rstrip(". ")
         )
     if model is None and any(word.startswith(USER_MIXER) for word in stack.split()):
         raise ValueError(
             f"stack={stack!r}: {USER_MIXER} is your own mixer; name its class with "
             "model=MODULE:CLASS (--model on the command line)"
         )
-    mixers = MIXERS if model is None else {**MIXERS, USER_MIXER: load_class(model)}
+    mixers = CLASSES if model is None else {**CLASSES, USER_MIXER: load_class(model)}
     pairs = parse_stack(stack, mixers, TRANSFORMS)
     if model is not None and all(mixer != USER_MIXER for mixer, _ in pairs):
         raise ValueError(f"stack={stack!r}: has no {USER_MIXER}, the letter of model={model}")

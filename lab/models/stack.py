@@ -1,8 +1,9 @@
 """Stack notation: which mixer and which state transform each block has, and their options.
 
 `"SE*7 IE"` is seven blocks of an SSD mixer and a CDMoE, then one of inner function attention and
-a CDMoE: the paper's pairs (tab:comparative_ffn). Options are keyed by letter, or by block number
-and letter: `{"S.d_state": 64, "7.I.mask": "soft"}`.
+a CDMoE: the paper's pairs (tab:comparative_ffn). A mixer may also be given by its word, and a plus
+sign: `"ssd+E*7 ifa+E"` is the same stack. Options are keyed by letter or word, or by block number
+and letter or word: `{"S.d_state": 64, "7.ifa.mask": "soft"}`.
 """
 
 import inspect
@@ -11,10 +12,13 @@ from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from lab.models.mixers import MIXERS
 from tasks.bounds import check_choice
 from tasks.near_names import suggest
 
-PAIR = re.compile(r"(?P<mixer>.)(?P<transform>.)(?:\*(?P<times>\d+))?")
+PAIR = re.compile(r"(?:(?P<word>\w+)\+|(?P<letter>.))(?P<transform>.)(?:\*(?P<times>\d+))?")
+LETTERS = {name: kind.letter or name for name, kind in MIXERS.items()}
+"""What stands for each word: the paper's letter, or the word itself."""
 LARGEST = 2**40
 """Larger than any size of a layer; beyond 2^63 torch's own errors are hard to understand."""
 MAX_BLOCKS = 1000
@@ -24,29 +28,34 @@ MAX_BLOCKS = 1000
 def parse_stack(
     stack: str, mixers: Mapping[str, object], transforms: Mapping[str, object]
 ) -> list[tuple[str, str]]:
-    """Return the (mixer, state transform) letters of each block.
+    """Return the (mixer, state transform) of each block, by letter; words that have none stay.
 
     Raises:
-        ValueError: for an unknown letter, a word that is not a pair, no blocks, or too many.
+        ValueError: for an unknown name, a word that is not a pair, no blocks, or too many.
     """
     blocks: list[tuple[str, str]] = []
     for word in stack.split():
         match = PAIR.fullmatch(word)
         if match is None:
-            raise ValueError(f"stack={stack!r}: {word!r} is not a pair such as 'AM' or 'SE*7'")
-        for kind, known in (("mixer", mixers), ("transform", transforms)):
-            if match[kind] not in known:
+            raise ValueError(
+                f"stack={stack!r}: {word!r} is not a pair such as 'AM', 'SE*7' or 'ssd+M'"
+            )
+        named = match["word"] or match["letter"]
+        mixer, transform = LETTERS.get(named, named), match["transform"]
+        if mixer not in mixers and len(named) > 1:
+            near = suggest(named, MIXERS)
+            raise ValueError(f"stack={stack!r}: unknown mixer {named!r}. {near}")
+        for kind, name, known in (("mixer", mixer, mixers), ("transform", transform, transforms)):
+            if name not in known:
                 letters = ", ".join(known)
-                raise ValueError(
-                    f"stack={stack!r}: unknown {kind} {match[kind]!r}; known: {letters}"
-                )
+                raise ValueError(f"stack={stack!r}: unknown {kind} {name!r}; known: {letters}")
         times = int(match["times"] or 1)
         if not 1 <= times <= MAX_BLOCKS - len(blocks):
             raise ValueError(
                 f"stack={stack!r}: {word!r} repeats {times} times, must be ≥ 1 and leave the "
                 f"stack at most {MAX_BLOCKS} blocks"
             )
-        blocks += [(match["mixer"], match["transform"])] * times
+        blocks += [(mixer, transform)] * times
     if not blocks:
         raise ValueError(f"stack={stack!r}: must name at least one pair")
     return blocks
@@ -64,10 +73,11 @@ def split_options(
     """
     split: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}) for _ in blocks]
     for key in sorted(options, key=lambda key: key[:1].isdigit()):
-        match = re.fullmatch(r"(?:(\d+)\.)?([A-Z])\.(\w+)", key)
+        match = re.fullmatch(r"(?:(\d+)\.)?([A-Z]|[a-z]\w+)\.(\w+)", key)
         if match is None:
-            raise ValueError(f"option {key!r}: must look like S.d_state or 1.A.mask")
+            raise ValueError(f"option {key!r}: must look like S.d_state, ssd.d_state or 1.A.mask")
         number, letter, name = match.groups()
+        letter = LETTERS.get(letter, letter)
         met = False
         for i, letters in enumerate(blocks):
             for j in (0, 1):

@@ -43,6 +43,7 @@ OPTIONS = {
     "model": ("--size", "--d-model", "--n-heads", "--vocab-size", "--option", "--figure"),
     "errata": (),
     "tasks": ("--json",),
+    "mixers": ("--json", "--d-model", "--n-heads"),
     "certify": ("--option", "--lengths", "--memory", "--seconds", "--figure", "--device"),
     "study": ("--out", "--only", "--seeds", "--workers", "--figure", "--table"),
     "train": (

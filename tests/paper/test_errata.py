@@ -12,7 +12,7 @@ import torch
 from lab.errata import ERRATA, Erratum, run
 from lab.errata.erratum import MINIATURE, catch_refusal
 from lab.layers import printed
-from lab.models import MIXERS, TRANSFORMS
+from lab.models import CLASSES, TRANSFORMS
 from lab.models.stack import make_layer
 from tests.paper.conftest import Run
 
@@ -91,7 +91,7 @@ def test_options_named_in_a_row_exist(row: str, erratum: Run):
         for letter, name, value in re.findall(r"--option ([A-Z])\.(\w+)=([\w-]+)", text):
             given.setdefault(letter, {})[name] = value
         for letter, options in given.items():
-            cls = {**MIXERS, **TRANSFORMS}[letter]
+            cls = {**CLASSES, **TRANSFORMS}[letter]
             assert cls is not None
             make_layer(cls, letter, {"d_model": 128, "n_heads": 2}, options)
         for name in re.findall(r"lab\.layers\.printed:(\w+)", text):

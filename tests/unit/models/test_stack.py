@@ -6,7 +6,7 @@ from torch import nn
 
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.models import MIXERS, TRANSFORMS, Block, build
+from lab.models import CLASSES, TRANSFORMS, Block, build
 from lab.models.stack import parse_stack, read_as, split_options
 
 
@@ -23,12 +23,22 @@ class Shift(nn.Module):
 
 
 def blocks(stack):
-    return parse_stack(stack, MIXERS, TRANSFORMS)
+    return parse_stack(stack, CLASSES, TRANSFORMS)
 
 
 def test_the_papers_stack():
     assert blocks("SE*7 IE") == [("S", "E")] * 7 + [("I", "E")]
     assert blocks("  AM   NM  AN ") == [("A", "M"), ("N", "M"), ("A", "N")]
+
+
+def test_a_mixers_word_stands_for_its_letter():
+    assert blocks("ssd+E*7 ifa+E") == blocks("SE*7 IE")
+    assert blocks("attention+N A+N NM N+M") == [("A", "N")] * 2 + [("N", "M")] * 2
+    options = {"ssd.d_state": 8, "S.skip": False, "1.ssd.d_state": 4}
+    assert split_options(options, blocks("SM ssd+M")) == [
+        ({"d_state": 8, "skip": False}, {}),
+        ({"d_state": 4, "skip": False}, {}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +50,11 @@ def test_the_papers_stack():
         ("AMM", "'AMM' is not a pair"),
         ("A", "'A' is not a pair"),
         ("AM*", "is not a pair"),
+        ("ssd", "'ssd' is not a pair such as 'AM', 'SE*7' or 'ssd+M'"),
+        ("ssd+", "'ssd+' is not a pair"),
+        ("ssd+Q", "unknown transform 'Q'; known: M, E, R, X, P, N"),
+        ("sdd+M", "unknown mixer 'sdd'. Did you mean ssd?"),
+        ("rwkv+M", "unknown mixer 'rwkv'. Known: attention, ssd, ifa"),
         ("AM*0", "repeats 0 times, must be ≥ 1"),
         ("AM SM*1000", "repeats 1000 times, must be ≥ 1 and leave the stack at most 1000"),
     ],
@@ -66,13 +81,13 @@ def test_a_blocks_own_option_goes_before_its_letters():
     ]
 
 
-@pytest.mark.parametrize("key", ["mask", "A", "A.", "a.mask", "A.mask.x", "-1.A.mask"])
+@pytest.mark.parametrize("key", ["mask", "A", "A.", "a.mask", "A.mask.x", "-1.A.mask", "A b.mask"])
 def test_an_option_of_another_form_is_named(key):
-    with pytest.raises(ValueError, match=r"must look like S\.d_state or 1\.A\.mask"):
+    with pytest.raises(ValueError, match=r"must look like S\.d_state, ssd\.d_state or 1\.A\.mask"):
         split_options({key: 1}, blocks("AM"))
 
 
-@pytest.mark.parametrize("key", ["S.d_state", "2.A.mask"])
+@pytest.mark.parametrize("key", ["S.d_state", "2.A.mask", "ssd.d_state", "sdd.d_state"])
 def test_an_option_that_meets_no_layer_is_named(key):
     with pytest.raises(ValueError, match="the stack of 1 blocks has no such layer"):
         split_options({key: 1}, blocks("AM"))

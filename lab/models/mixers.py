@@ -1,0 +1,117 @@
+"""The sequence mixers that a stack names: what each is, its options, and its state's size.
+
+To add one, write its class and its line in `MIXERS`.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from lab.layers.attention import Attention
+from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.mixer import Mixer
+from lab.layers.ssd import SSD
+from lab.layers.state import Decoder, State
+
+TOKENS = 256, 512
+"""Lengths of the two rows of which a mixer's state is measured."""
+
+
+@dataclass(frozen=True)
+class MixerKind:
+    """A mixer of the lab.
+
+    Attributes:
+        cls: the layer, whose constructor takes d_model first; its other arguments are options.
+        says: what it is, in a few words.
+        source: where it was published: an arXiv number, or the paper.
+        letter: the paper's for it, which a stack may give in place of the word.
+    """
+
+    cls: type[Mixer]
+    says: str
+    source: str
+    letter: str = ""
+
+
+MIXERS = {
+    "attention": MixerKind(Attention, "softmax over all earlier tokens", "1706.03762", "A"),
+    "ssd": MixerKind(SSD, "a decaying state: state space duality", "2405.21060", "S"),
+    "ifa": MixerKind(
+        InnerFunctionAttention, "attention whose values tokens look up", "the paper", "I"
+    ),
+}
+"""The mixers by word."""
+
+
+@dataclass(frozen=True)
+class MixerSummary:
+    """A mixer at its defaults.
+
+    Attributes:
+        name: its word in a stack.
+        letter: the paper's for it, or empty.
+        says: what it is.
+        source: where it was published.
+        fixed_bytes: what its state takes for one row, however many tokens it has read.
+        token_bytes: what each further token adds.
+        options: each with its default, and the values that it may have, where they are names.
+    """
+
+    name: str
+    letter: str
+    says: str
+    source: str
+    fixed_bytes: int
+    token_bytes: int
+    options: dict[str, dict[str, Any]]
+
+
+def summarize_mixers(
+    d_model: int, n_heads: int = 1, names: Iterable[str] = tuple(MIXERS)
+) -> Iterator[MixerSummary]:
+    """Yield mixers by name, each with its state at a width, in fp32.
+
+    Raises:
+        ValueError: for a width that a mixer's heads do not divide.
+    """
+    for name in names:
+        kind = MIXERS[name]
+        heads = {"n_heads": n_heads} if "n_heads" in inspect.signature(kind.cls).parameters else {}
+        fixed, token = measure_state(kind.cls(d_model, **heads), d_model)
+        options = list_options(kind.cls)
+        yield MixerSummary(name, kind.letter, kind.says, kind.source, fixed, token, options)
+
+
+@torch.no_grad()
+def measure_state(mixer: Mixer, d_model: int) -> tuple[int, int]:
+    """Return the bytes of a mixer's state for one row: those always there, and those a token."""
+    assert isinstance(mixer, Decoder)
+    short, long = (
+        _count_bytes(mixer.prefill(torch.zeros(1, t, d_model), mixer.start(1))[1]) for t in TOKENS
+    )
+    token = (long - short) // (TOKENS[1] - TOKENS[0])
+    return long - token * TOKENS[1], token
+
+
+def _count_bytes(state: State) -> int:
+    """Count the bytes of a state beside its position."""
+    assert isinstance(state, tuple)
+    held = [part for part in state if isinstance(part, Tensor) and part is not state.position]
+    return sum(part.nbytes for part in held)
+
+
+def list_options(cls: type) -> dict[str, dict[str, Any]]:
+    """Return a layer's options, each as in `MixerSummary`."""
+    hints = get_type_hints(cls.__init__)
+    found = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if name != "d_model":
+            hint = hints.get(name)
+            values = get_args(hint) if get_origin(hint) is Literal else ()
+            found[name] = {"default": parameter.default} | ({"values": values} if values else {})
+    return found
