@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import Subject
-from analysis.mixing import Mixer, collect_mixers, get_reach
+from analysis.mixing import BlockMixer, collect_mixers, get_reach
 from analysis.words import name_place
 from lab.intervals import bootstrap
 from lab.layers.mixer import MatrixMixer
@@ -207,7 +207,7 @@ def find_offsets(subject: Subject) -> Offsets:
     rng, found = np.random.default_rng(subject.seed), Offsets()
     mixers = [m for m in collect_mixers(subject.model, batch) if isinstance(m.module, MatrixMixer)]
 
-    def find(mixer: Mixer, tried: Sequence[int], away: int, *, writes: bool) -> int:
+    def find(mixer: BlockMixer, tried: Sequence[int], away: int, *, writes: bool) -> int:
         at = np.array([*tried, *(offset + away for offset in tried)])
         shares = [
             _measure_shares(
@@ -245,7 +245,7 @@ def _find_reads(batch: Batch, row: int) -> AnswerLinks:
 
 
 def _measure_shares(
-    mixer: Mixer, row: int, targets: Int[np.ndarray, "n _"], sources: Int[np.ndarray, "n _"]
+    mixer: BlockMixer, row: int, targets: Int[np.ndarray, "n _"], sources: Int[np.ndarray, "n _"]
 ) -> Float[np.ndarray, "o h"]:
     """Return each head's mean share of mass at n pairs and o offsets; its own position has none."""
     places = torch.from_numpy(np.stack(np.broadcast_arrays(targets, sources)))

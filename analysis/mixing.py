@@ -13,8 +13,7 @@ from analysis.memory import BLOCK_ENTRIES
 from lab.hooks import HookPoint
 from lab.layers.convolution import CausalConvolution
 from lab.layers.mask import has_oracle_mask, reveal_stored
-from lab.layers.mixer import MatrixMixer
-from lab.layers.mixer import Mixer as SequenceMixer
+from lab.layers.mixer import MatrixMixer, Mixer
 from lab.machine import give_back_freed_memory
 from lab.models import LanguageModel
 from lab.models.evaluation import find_stored_positions, score
@@ -30,7 +29,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Mixer:
+class BlockMixer:
     """A block's sequence mixer, and the input that a batch gave it.
 
     Attributes:
@@ -41,7 +40,7 @@ class Mixer:
     """
 
     layer: int
-    module: SequenceMixer
+    module: Mixer
     x: Float[Tensor, "b t d"]
     keep: Bool[Tensor, "b t"] | None = None
 
@@ -175,7 +174,7 @@ def get_reach(mixer: nn.Module) -> int:
 
 
 @torch.no_grad()
-def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
+def collect_mixers(model: LanguageModel, batch: Batch) -> list[BlockMixer]:
     """Return every block's mixer with its input on a batch; blocks without one are left out.
 
     A hook reads the inputs as they pass; no layer is changed.
@@ -185,14 +184,14 @@ def collect_mixers(model: LanguageModel, batch: Batch) -> list[Mixer]:
             what it applies.
     """
     blocks = model.list_blocks()
-    found: list[Mixer] = []
+    found: list[BlockMixer] = []
 
     def look(residual: Tensor, point: HookPoint) -> None:
         layer = int(point.name.split(".")[1])
         block = blocks[layer]
         if block.mixer is not None and block.norm_mixer is not None:
             keep = find_stored_positions(batch) if has_oracle_mask(block.mixer) else None
-            found.append(Mixer(layer, block.mixer, block.norm_mixer(residual), keep))
+            found.append(BlockMixer(layer, block.mixer, block.norm_mixer(residual), keep))
 
     with model.hooks([(lambda name: name.endswith("hook_resid_pre"), look)]):
         score(model, batch, "fp32")

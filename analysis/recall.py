@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets, find_pairs, has_pairs
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from analysis.scoring import scored
 from analysis.statistics.comparisons import Bins, bin_accuracy, describe_contrast, format_span
 from analysis.words import name_head, name_layers, name_place, percent, percents
@@ -148,7 +148,7 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
     links = np.stack([link.cpu().numpy() for link in find_pairs(batch)], 1)
     stored = [link[:, link[0] >= 0] for link in links]
     rng, offsets = np.random.default_rng(subject.seed), find_offsets(subject)
-    found: list[tuple[Mixer, int, np.ndarray]] = []
+    found: list[tuple[BlockMixer, int, np.ndarray]] = []
     without = []
     for mixer in collect_mixers(subject.model, batch):
         if not isinstance(mixer.module, MatrixMixer):
@@ -175,7 +175,7 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
 
 
 def _measure_row(
-    mixer: Mixer, row: int, pairs: Int[np.ndarray, "3 pairs"], shift: tuple[int, int]
+    mixer: BlockMixer, row: int, pairs: Int[np.ndarray, "3 pairs"], shift: tuple[int, int]
 ) -> Float[np.ndarray, "3 h"]:
     """Return the mean shares of one row of the batch, whose values lie some positions later."""
     query, key, value = torch.from_numpy(pairs)

@@ -27,7 +27,7 @@ from analysis.links import (
     find_offsets,
     measure_mass_by_blocks,
 )
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import name_head, name_place, percent
 from lab.laws import MatrixMixer
@@ -183,7 +183,7 @@ def measure(subject: Subject) -> list[LayerMatrix]:
     return findings
 
 
-def view_whole(mixer: Mixer, links: AnswerLinks) -> tuple[Picture, Mass]:
+def view_whole(mixer: BlockMixer, links: AnswerLinks) -> tuple[Picture, Mass]:
     """Return the pooled picture of a mixer's matrix on its first row, and where its mass lies.
 
     The matrix is computed by blocks of rows: a long one is never whole in memory.
@@ -201,7 +201,7 @@ def view_whole(mixer: Mixer, links: AnswerLinks) -> tuple[Picture, Mass]:
     return make_picture(np.concatenate(parts, axis=1), pool), mass
 
 
-def view_crop(mixer: Mixer, whole: Picture, links: AnswerLinks) -> Picture:
+def view_crop(mixer: BlockMixer, whole: Picture, links: AnswerLinks) -> Picture:
     """Return the window of a mixer's matrix in which most queries meet their value.
 
     Without pairs, it is the last window.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Dots, Pairs, draw_heads
 from analysis.links import IN_PLACE, SHOWS, Offsets, find_offsets
-from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
+from analysis.mixing import BLOCK_ENTRIES, BlockMixer, collect_mixers
 from analysis.words import format_digits, format_range, name_head, name_place, percent, percents
 from lab.files import RunError
 from lab.hooks import run_with_cache
@@ -319,7 +319,11 @@ def _average(
 
 
 def sum_row(
-    mixer: Mixer, row: int, tokens: Int[Tensor, " s"], rng: np.random.Generator, offset: int = 0
+    mixer: BlockMixer,
+    row: int,
+    tokens: Int[Tensor, " s"],
+    rng: np.random.Generator,
+    offset: int = 0,
 ) -> dict[str, Tensor]:
     """Sum over the entries of a mixer's matrix M on one row of the batch, block by block.
 
@@ -424,7 +428,7 @@ def is_gated(module: nn.Module) -> TypeGuard[SSD]:
     return isinstance(module, SSD) and module.z_proj is not None
 
 
-def measure_moves(mixer: Mixer, row: int, rng: np.random.Generator) -> Weigh:
+def measure_moves(mixer: BlockMixer, row: int, rng: np.random.Generator) -> Weigh:
     """Return how much an entry M_ij = 1 moves in the residual stream: ‖W_O (g_i ⊙ v_j)‖, per head.
 
     W_O is what `project` does to the head's mixed values. Without a gate, g = 1, and the norm

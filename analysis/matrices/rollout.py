@@ -23,7 +23,7 @@ from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures.picture import Heatmap, choose_pool, draw_heatmap, make_picture, pool_matrix
 from analysis.links import find_links
 from analysis.memory import LONGEST_ROLLED
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import format_ends, percent
 from lab.intervals import bootstrap
@@ -158,7 +158,7 @@ def measure(subject: Subject) -> list[Rollout]:
     ]
 
 
-def multiply_layers(layers: Sequence[Mixer], row: int) -> Float[Tensor, "t s"]:
+def multiply_layers(layers: Sequence[BlockMixer], row: int) -> Float[Tensor, "t s"]:
     """Return R of one row of the batch; each row of R sums to 1.
 
     Where a row of |M| has no mass, the position keeps what the residual stream holds.

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from analysis.base import Finding, Subject, Table, TokenText
 from analysis.links import find_links
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import deflate, figure_only
 from analysis.scoring import scored
 from analysis.words import name_head
@@ -205,7 +205,7 @@ def _choose_positions(
     return np.sort(np.argsort(distance, kind="stable")[:MOST_TOKENS])
 
 
-def _read_heads(mixers: list[Mixer], shown: Int[np.ndarray, " t"]) -> tuple[Looks, ...]:
+def _read_heads(mixers: list[BlockMixer], shown: Int[np.ndarray, " t"]) -> tuple[Looks, ...]:
     """Return where each head of the mixers that offer a matrix looks from the shown positions."""
     offered = [mixer for mixer in mixers if isinstance(mixer.module, MatrixMixer)]
     heads, size = sum(len(mixer.matrix(0, slice(0, 1))) for mixer in offered), len(shown)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from analysis.base import Subject
 from analysis.links import find_links, has_pairs
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.scoring import scored
 from analysis.statistics.distributions import effective_number
@@ -233,7 +233,7 @@ def _choose_cells(batch: Batch) -> list[Cells]:
     return [{KEYS: (row.values, row.keys), RECALL: (row.queries, row.values)} for row in links]
 
 
-def _measure_masses(mixer: Mixer, cells: list[Cells], seq_len: int, draws: Draws) -> Found:
+def _measure_masses(mixer: BlockMixer, cells: list[Cells], seq_len: int, draws: Draws) -> Found:
     """Measure where the mass of a mixer's matrix lies, at target positions all over the rows."""
     stretches = choose_stretches(mixer, seq_len)
     sums: dict[Quantity, list[np.ndarray]] = {quantity: [] for quantity in cells[0]}
@@ -258,7 +258,7 @@ def _measure_masses(mixer: Mixer, cells: list[Cells], seq_len: int, draws: Draws
     }
 
 
-def choose_stretches(mixer: Mixer, seq_len: int) -> list[slice]:
+def choose_stretches(mixer: BlockMixer, seq_len: int) -> list[slice]:
     """Choose target positions: all of a short row, stretches of a long one.
 
     Mixers that cannot compute a part of their matrix compute all of it.

@@ -4,7 +4,7 @@
 
     y = M̃ x + D x,  M̃_ij = L_ij (C_i·B_j) dt_j,  L_ij = exp Σ_{k=j+1..i} a_k
 
-Here M̃ is without D, whereas `Mixer.matrix` has D on its diagonal.
+Here M̃ is without D, whereas `BlockMixer.matrix` has D on its diagonal.
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.base import NotApplicableError, Subject
-from analysis.mixing import BLOCK_ENTRIES, Mixer, collect_mixers
+from analysis.mixing import BLOCK_ENTRIES, BlockMixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
@@ -50,7 +50,7 @@ class Recurrence:
         reads: h_t C_t, the output before D, gate and projection.
     """
 
-    mixer: Mixer
+    mixer: BlockMixer
     dt: Float[Tensor, "b t h"]
     log_decay: Float[Tensor, "b t h"]
     B: Float[Tensor, "b t g n"]
@@ -59,7 +59,7 @@ class Recurrence:
     reads: Float[Tensor, "b t h p"]
 
     @classmethod
-    def of(cls, mixer: Mixer) -> "Recurrence":
+    def of(cls, mixer: BlockMixer) -> "Recurrence":
         """Return what an SSD mixer does to its input."""
         module = mixer.module
         assert isinstance(module, SSD)
@@ -88,7 +88,7 @@ class Recurrence:
         return self.dt * self.values.norm(dim=-1) * repeat_groups(self.B, self.n_heads).norm(dim=-1)
 
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
-        """Yield M̃ of one row of the batch by blocks of target positions, as `Mixer.blocks` does."""
+        """Yield M̃ of one row of the batch as `BlockMixer.blocks` does."""
         module = self.mixer.module
         assert isinstance(module, SSD)
         for rows, matrix in self.mixer.blocks(row, multiple):

@@ -7,7 +7,7 @@ from torch import nn
 
 from analysis.base import NotApplicableError
 from analysis.links import AnswerLinks, find_links, measure_mass, measure_mass_by_blocks
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from lab.laws import MatrixMixer
 from lab.layers.mixer import adapt
 from lab.models import Block, build
@@ -191,7 +191,7 @@ class Wrong(Own):
 
 def test_a_mixer_of_ones_own_is_asked_for_its_matrix_once(monkeypatch):
     monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", 16)
-    mixer = Mixer(0, adapt(Own(8)), torch.zeros(1, 16, 8))
+    mixer = BlockMixer(0, adapt(Own(8)), torch.zeros(1, 16, 8))
     blocks = [block for _, block in mixer.blocks(0)]
     assert [len(block[0]) for block in blocks] == [1] * 16
     torch.testing.assert_close(torch.cat(blocks, dim=1), torch.ones(1, 16, 16).tril())
@@ -200,7 +200,7 @@ def test_a_mixer_of_ones_own_is_asked_for_its_matrix_once(monkeypatch):
 
 def test_a_mixer_that_raises_is_named():
     with pytest.raises(NotApplicableError, match=r"Wrong.matrix raised KeyError: 'mine'"):
-        Mixer(0, adapt(Wrong(8)), torch.zeros(1, 16, 8)).matrix(0)
+        BlockMixer(0, adapt(Wrong(8)), torch.zeros(1, 16, 8)).matrix(0)
 
 
 class Flat(Own):
@@ -244,8 +244,8 @@ class Undefined(Own):
 def test_a_matrix_that_is_none_is_refused(cls, why):
     x = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
     with pytest.raises(NotApplicableError, match=why):
-        Mixer(0, adapt(cls(8)), x).verify()
-    Mixer(0, adapt(Own(8)), x).verify()
+        BlockMixer(0, adapt(cls(8)), x).verify()
+    BlockMixer(0, adapt(Own(8)), x).verify()
 
 
 def test_a_mixer_without_matrix_and_a_block_without_mixer(monkeypatch):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from analysis.base import Subject
 from analysis.matrices.heads import sum_row
-from analysis.mixing import Mixer
+from analysis.mixing import BlockMixer
 from lab.layers.mixer import adapt
 from lab.models import LanguageModel, build
 from tasks.base import Batch
@@ -43,12 +43,12 @@ class GivenMatrix(nn.Module):
         return self.project(x, self.matrix(x)[:, :, : x.shape[1], : x.shape[1]] @ self.values(x))
 
 
-def make_mixer(matrix: Tensor, kind: type[GivenMatrix] = GivenMatrix, rows: int = 1) -> Mixer:
+def make_mixer(matrix: Tensor, kind: type[GivenMatrix] = GivenMatrix, rows: int = 1) -> BlockMixer:
     torch.manual_seed(0)
     module = kind(4 * len(matrix))
     module.given = matrix
     with torch.no_grad():
-        return Mixer(0, adapt(module), torch.randn(rows, matrix.shape[1], 4 * len(matrix)))
+        return BlockMixer(0, adapt(module), torch.randn(rows, matrix.shape[1], 4 * len(matrix)))
 
 
 def sum_planted_row(matrix: Tensor, tokens: Tensor = TOKENS) -> dict[str, Tensor]:

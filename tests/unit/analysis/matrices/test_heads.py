@@ -22,7 +22,7 @@ from analysis.matrices.heads import (
     measure_moves,
     sum_row,
 )
-from analysis.mixing import Mixer, collect_mixers
+from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import to_plain
 from lab.files import RunError
 from lab.hooks import run_with_cache
@@ -259,7 +259,9 @@ def test_an_entry_weighs_what_it_moves(kind: type[Attention] | type[SSD], option
     """The parts M_ij W_O (g_i ⊙ v_j), written out one by one, add up to the layer's output."""
     torch.manual_seed(0)
     module, x = kind(16, 2, **options), torch.randn(1, 7, 16)
-    chosen, norms = measure_moves(Mixer(0, module, x), 0, np.random.default_rng(0))(torch.arange(7))
+    chosen, norms = measure_moves(BlockMixer(0, module, x), 0, np.random.default_rng(0))(
+        torch.arange(7)
+    )
     assert chosen.tolist() == list(range(7))
     matrix, values = module.matrix(x)[0], module.values(x)[0]
     norms_by_hand, total = torch.zeros(2, 7, 7), torch.zeros(7, 16)
@@ -292,7 +294,7 @@ def compute_gate(module: nn.Module, x: Tensor, i: int) -> Tensor:
 def test_weights_are_those_of_the_rows_they_stand_in(monkeypatch):
     """Some rows of a gated layer's matrix, met by blocks, as all at once."""
     torch.manual_seed(0)
-    mixer = Mixer(0, SSD(16, 2, d_state=4, gate="silu"), torch.randn(1, 10, 16))
+    mixer = BlockMixer(0, SSD(16, 2, d_state=4, gate="silu"), torch.randn(1, 10, 16))
     with torch.no_grad():
         whole = sum_row(mixer, 0, TOKENS, np.random.default_rng(0))
         monkeypatch.setattr("analysis.mixing.BLOCK_ENTRIES", 60)

@@ -11,7 +11,7 @@ from analysis import matrices, mixing
 from analysis.figures import picture
 from analysis.figures.picture import Heatmap, draw_heatmap, make_picture, pool_matrix
 from analysis.links import AnswerLinks, measure_mass
-from analysis.mixing import Mixer
+from analysis.mixing import BlockMixer
 from lab.layers.mixer import adapt
 
 LINKS = AnswerLinks(np.array([4]), np.array([0]), np.array([1]))
@@ -77,7 +77,7 @@ def test_a_large_matrix_is_pooled_to_pixels_and_cropped_where_queries_meet_value
     monkeypatch.setattr(mixing, "BLOCK_ENTRIES", entries)
     matrix = lower(np.random.default_rng(0).uniform(size=(1, 64, 64)).astype(np.float32))
     links = AnswerLinks(np.array([40, 41, 60]), np.array([9, 11, 20]), np.array([10, 12, 21]))
-    mixer = Mixer(0, adapt(Shown(matrix)), torch.zeros(1, 64, 1))
+    mixer = BlockMixer(0, adapt(Shown(matrix)), torch.zeros(1, 64, 1))
     whole, found = matrices.view_whole(mixer, links)
     assert whole.pool == 4
     np.testing.assert_array_equal(whole.weights, pool_matrix(matrix, 4))

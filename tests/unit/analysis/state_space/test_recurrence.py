@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.mixing import Mixer
+from analysis.mixing import BlockMixer
 from analysis.state_space.rank import effective_rank, rank
 from analysis.state_space.recurrence import Recurrence
 from lab.layers.ssd import SSD
@@ -29,7 +29,7 @@ every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
 
 def recurrence(module: SSD, x: Tensor | None = None) -> Recurrence:
     with torch.no_grad():
-        return Recurrence.of(Mixer(0, module, draw_normal(2, 11, 12) if x is None else x))
+        return Recurrence.of(BlockMixer(0, module, draw_normal(2, 11, 12) if x is None else x))
 
 
 def constant(a: float, dt: float = 1.0, **options: Any) -> SSD:

@@ -9,7 +9,7 @@ import torch
 
 from analysis import state_space
 from analysis.base import NotApplicableError, Subject
-from analysis.mixing import Mixer
+from analysis.mixing import BlockMixer
 from analysis.plain import to_plain
 from analysis.state_space import DECADES, Contexts, Magnitudes, RoleMeans, StateMemory
 from analysis.state_space import rank as state_rank
@@ -76,7 +76,7 @@ def test_means_by_role_are_the_loop():
         norm = found.model.get_submodule("blocks.0.norm_mixer")
         module = found.model.get_submodule("blocks.0.mixer")
         assert isinstance(module, SSD)
-        first = Recurrence.of(Mixer(0, module, norm(embedded)))
+        first = Recurrence.of(BlockMixer(0, module, norm(embedded)))
     seen: dict[tuple[int, int], list[float]] = {}
     for b in range(4):
         for t in range(16):
