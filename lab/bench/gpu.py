@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lab.bench.ratio import Contest, Ratio
 from lab.config import ModelConfig, TrainConfig
-from lab.ops.ssd import ssd
-from lab.ops.ssd_backends import BACKENDS
+from lab.ops.ssd import BACKENDS, ssd
 from lab.training.graphs import RecordedCall
 from lab.training.loop import fit, start
 from lab.training.run import Run

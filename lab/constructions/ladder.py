@@ -8,7 +8,7 @@ from lab.config import ModelConfig
 from lab.constructions.cannot import CannotError
 from lab.constructions.solve import BUILT, check_known, set_by_hand
 from lab.layers.attention import Mask
-from lab.layers.ssd_parameters import Position
+from lab.layers.ssd import Position
 from lab.machine import DoesNotFitError, explain_lack_of_memory
 from lab.models import CLASSES, TRANSFORMS, build
 from lab.models.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""State space duality in chunks, forward and backward, in torch.
+"""State space duality in chunks, forward and backward, in torch; at all positions, or at some.
 
 The state S [p n] of each head is passed from chunk to chunk. Within a chunk, with M = L ∘ CBᵀ and
 values v = dt x, let f be the fraction of the state left at each token, and e the fraction of each
@@ -9,9 +9,12 @@ token's write left at the chunk's end:
 Autograd would keep L, M and every other intermediate of the whole sequence. Here only the states
 and C S₀ᵀ are kept. Backward recomputes the rest, as kernels do, a few chunks at a time so that it
 stays in the processor's cache. On a CPU elementwise operations take as long as the products, so
-they write into what is no longer needed, or where their result is wanted. Axis letter of this file,
-besides the package's: j head within its group. Matrices L, M and CBᵀ are stored source-major, as
-[s t].
+they write into what is no longer needed, or where their result is wanted. Axis letters of this
+file, besides the package's: j head within its group, m read position within its chunk. Matrices L,
+M and CBᵀ are stored source-major, as [s t].
+
+At some positions only (`ssd_at`), every chunk's writes reach the state, the matrices of a chunk
+have rows for its read positions alone, and chunks in which nothing is read have none.
 """
 
 from collections.abc import Sequence
@@ -20,15 +23,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.compilation import keep_eager
 from lab.ops.derivatives import differentiate, needs_plain
 from lab.ops.precision import disable_autocast, keep_dtypes, promote
-from lab.ops.ssd_decay import decay_gradient, decay_matrix
-from lab.ops.ssd_forms import quadratic_from_decay
-from lab.ops.ssd_inputs import SSDInputs
+from lab.ops.ssd_forms import decay_gradient, decay_matrix, quadratic_from_decay
 
 CHUNK_LEN = 64
 """The longest chunk. The work on matrices grows with it, that on states does not; shorter chunks
@@ -37,14 +38,6 @@ keep more states, and need more calls."""
 CHUNKS_AT_ONCE, CHUNKS_ON_GPU = 64, 256
 """Chunks, over all heads and rows, whose matrices one call computes: more mean fewer calls, fewer
 stay in cache. Small calls leave a GPU idle, so it gets more chunks at once, which takes memory."""
-
-
-def ssd_torch(inputs: SSDInputs) -> tuple[Tensor, Tensor]:
-    """Return what `lab.ops.ssd.ssd` does."""
-    x, dt, A, B, C, D, chunk_len, initial_state = inputs
-    high = promote(x)
-    log_decay = dt.to(high) * A.to(high)
-    return ssd_chunked(x, dt, log_decay, B, C, D, chunk_len, initial_state)
 
 
 def ssd_chunked(
@@ -307,3 +300,102 @@ def _split_heads(z, like):
     """Return [c (b g) l (j p)] as [c b g j l p], the shape of `like`."""
     c, b, g, j, length, p = like.shape
     return z.view(c, b, g, length, j, p).transpose(3, 4)
+
+
+@keep_dtypes
+def ssd_at(
+    x: Float[Tensor, "b t h p"],
+    dt: Float[Tensor, "b t h"],
+    log_decay: Float[Tensor, "b t h"],
+    B: Float[Tensor, "b t g n"],
+    C: Float[Tensor, "b q g n"],
+    at: Int[Tensor, "b q"],
+    chunk_len: int = CHUNK_LEN,
+) -> Float[Tensor, "b q h p"]:
+    """Return the outputs of `lab.ops.ssd.ssd`, without the skip, at some positions.
+
+    Args:
+        x: what tokens write.
+        dt: step sizes, ≥ 0.
+        log_decay: ≤ 0.
+        B: where tokens write in the state.
+        C: where the read positions read.
+        at: the read positions, q ≥ 1 of each row, in any order.
+        chunk_len: most tokens of a chunk; any value gives the same result.
+    """
+    (b, t, h, p), g = x.shape, B.shape[2]
+    length, high = min(chunk_len, CHUNK_LEN, t), promote(x)
+    places = _find_places(at, length)
+    x, dt, log_decay, B = (
+        _fold(z, slice(None), length, g, high) for z in (x, dt[..., None], log_decay, B)
+    )
+    read = slice(places.first, places.first + len(places.slots))
+    values, B = x * dt, B.squeeze(3)
+
+    rows = torch.arange(b, device=at.device)[:, None] * (at.shape[1] + 1)
+    C = F.pad(C.to(high), (0, 0, 0, 0, 0, 1)).flatten(0, 1)
+    C = C.index_select(0, (places.slots + rows).flatten())
+    C = C.unflatten(0, places.slots.shape).transpose(2, 3)  # [c b g m n]
+    offsets = places.offsets[:, :, None, None, :, None]  # [c b 1 1 m 1]
+
+    L = decay_matrix(log_decay[read]).take_along_dim(offsets, -2)
+    y = (L * (C @ B[read].mT)[:, :, :, None]) @ values[read]  # [c b g j m p]
+    if read.stop > 1:
+        starts = _carry_states(values[: read.stop - 1], log_decay, B, read)
+        from_state = (C @ starts.mT).unflatten(-1, (h // g, p)).transpose(3, 4)
+        left = log_decay[read].cumsum(-1).exp()[..., None].take_along_dim(offsets, -2)
+        y = y + left * from_state
+    y = y.permute(0, 1, 4, 2, 3, 5).flatten(0, 2).index_select(0, places.found.flatten())
+    return y.view(b, -1, h, p).to(x.dtype)
+
+
+class _Places(NamedTuple):
+    """Where the read positions are among the chunks that have any.
+
+    Attributes:
+        first: the first chunk that has one.
+        slots: which of a row's q positions; q where the row has fewer than m in the chunk.
+        offsets: the position within its chunk.
+        found: the index of each position in slots, flat.
+    """
+
+    first: int
+    slots: Int[Tensor, "c b m"]
+    offsets: Int[Tensor, "c b m"]
+    found: Int[Tensor, "b q"]
+
+
+def _find_places(at: Int[Tensor, "b q"], length: int) -> _Places:
+    (b, q), device = at.shape, at.device
+    chunk = at // length
+    first, last = (int(end) for end in chunk.aminmax())
+    chunk, n_chunks = chunk - first, last - first + 1
+    in_chunk = F.one_hot(chunk, n_chunks).cumsum(1)
+    rank = in_chunk.gather(2, chunk[..., None]).squeeze(2) - 1
+    m = int(rank.max()) + 1
+    rows = torch.arange(b, device=device)[:, None]
+    found = (chunk * b + rows) * m + rank
+    slots = at.new_full((n_chunks * b * m,), q)
+    slots[found] = torch.arange(q, device=device).expand(b, q)
+    offsets = at.new_zeros(n_chunks * b * m)
+    offsets[found] = at % length
+    return _Places(first, slots.view(-1, b, m), offsets.view(-1, b, m), found)
+
+
+def _carry_states(
+    values: Float[Tensor, "before b g j l p"],
+    log_decay: Float[Tensor, "c b g j l"],
+    B: Float[Tensor, "c b g l n"],
+    read: slice,
+) -> Float[Tensor, "read b g jp n"]:
+    """Return the states before the chunks of a slice, of a sequence that starts without one."""
+    log_decay = log_decay[: len(values)]
+    after = F.pad(log_decay[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+    writes = (values * after.exp()[..., None]).transpose(3, 4).flatten(4)  # [c b g l jp]
+    written = writes.mT @ B[: len(values)]
+    p = values.shape[-1]
+    kept = log_decay.sum(-1).exp().repeat_interleave(p, -1)[..., None]
+    states = [torch.zeros_like(written[0])]
+    for factor, new in zip(kept, written, strict=True):
+        states.append(torch.addcmul(new, factor, states[-1]))
+    return torch.stack(states[read.start : read.stop])

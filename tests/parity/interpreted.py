@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lab import peers
 from lab.layers.ssd import SSD
-from lab.ops.ssd import ssd
-from lab.ops.ssd_backends import BACKENDS
+from lab.ops.ssd import BACKENDS, ssd
 from lab.ops.ssd_forms import ssd_recurrent
 
 CHUNK = 16

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.ops.ssd import ssd
-from lab.ops.ssd_backends import BACKENDS, resolve_backend
+from lab.ops.ssd import BACKENDS, resolve_backend, ssd
 from lab.ops.ssd_forms import ssd_recurrent
 
 KERNELS = ["mamba_ssm", "fla"]

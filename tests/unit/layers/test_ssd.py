@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lab.hooks import hook_points, hooks
 from lab.layers.ssd import SSD
-from lab.ops.ssd_backends import BACKENDS
+from lab.ops.ssd import BACKENDS, SSDInputs
 from lab.ops.ssd_forms import repeat_groups, ssd_recurrent
-from lab.ops.ssd_inputs import SSDInputs
 from tests.normal import draw_normal
 from tests.ssd_variants import HOOKS, every_variant, layer, moved
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lab.layers.mixer import take_positions
-from lab.ops.ssd_at import ssd_at
+from lab.ops.ssd_chunked import ssd_at
 from lab.ops.ssd_forms import ssd_recurrent
 
 
