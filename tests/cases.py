@@ -18,8 +18,7 @@ from lab.layers.printed import (
     RoundedRotationAttention,
     TargetSummedSSD,
 )
-from lab.layers.routed import RoutedMoE
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.studies.variants import (
     AlignedAttention,

@@ -8,8 +8,7 @@ from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.peer import PEER
-from lab.layers.routed import RoutedMoE
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.models import Block, LanguageModel
 from tests.case import move
 from tests.ssd_variants import moved as ssd_moved

@@ -28,8 +28,7 @@ from lab.layers.attention import Attention
 from lab.layers.mask import MASKS
 from lab.models import LanguageModel
 from lab.models.evaluation import find_stored_positions
-from lab.ops.attention import attention_pattern
-from lab.ops.attention_kernels import repeat_heads
+from lab.ops.attention import attention_pattern, repeat_heads
 from lab.ops.top_keys import ranks_and_floors
 from tasks.base import IGNORE, Batch
 

@@ -6,8 +6,8 @@ import torch
 
 from lab.constructions import heads, states
 from lab.constructions.cannot import CannotError
+from lab.constructions.codes import Channels, find_channels
 from lab.constructions.residual import CONSTANT, KIND, SEEN, Residual
-from lab.constructions.slots import Channels, find_channels
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 

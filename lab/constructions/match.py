@@ -8,9 +8,8 @@ import torch
 
 from lab.constructions import heads, states
 from lab.constructions.cannot import CannotError
-from lab.constructions.codes import compare_spread_codes, spread, welch
+from lab.constructions.codes import Channels, compare_spread_codes, find_channels, spread, welch
 from lab.constructions.residual import ANSWER_SIZE, CONSTANT, KIND, SEEN, Residual
-from lab.constructions.slots import Channels, find_channels
 from lab.layers.attention import Attention
 from lab.layers.mask import has_oracle_mask
 from lab.layers.ssd import SSD

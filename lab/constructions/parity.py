@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lab.constructions import states
-from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import check_bits
+from lab.constructions.cannot import CannotError, check_bits
+from lab.constructions.codes import find_channels
 from lab.constructions.residual import (
     ANSWER_SIZE,
     CONSTANT,
@@ -16,10 +16,9 @@ from lab.constructions.residual import (
     read_answers,
     write_tokens,
 )
-from lab.constructions.slots import find_channels
 from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
 

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import count_arrangement_bits
+from lab.constructions.cannot import CannotError, count_arrangement_bits
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import torch
 
 from lab.constructions import heads, states
-from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import check_bits
-from lab.constructions.codes import spread
+from lab.constructions.cannot import CannotError, check_bits
+from lab.constructions.codes import find_channels, spread
 from lab.constructions.gather import gather
 from lab.constructions.match import Lookup, bind, match
 from lab.constructions.questions import Recall
@@ -18,7 +17,6 @@ from lab.constructions.residual import (
     read_answers,
     write_tokens,
 )
-from lab.constructions.slots import find_channels
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel

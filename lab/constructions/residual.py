@@ -11,8 +11,7 @@ from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
-from lab.layers.routed import RoutedMoE
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
 

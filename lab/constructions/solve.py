@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from lab.config import ModelConfig
-from lab.constructions import look_back, parity, questions, recall
-from lab.constructions.cannot import CannotError
-from lab.constructions.capacity import count_arrangement_bits
-from lab.constructions.residual import silence
+from lab.constructions import gather, heads, parity, questions, recall
+from lab.constructions.cannot import CannotError, check_bits, count_arrangement_bits
+from lab.constructions.codes import spread
+from lab.constructions.residual import ANSWER_SIZE, Residual, read_answers, silence, write_tokens
+from lab.layers.attention import Attention
 from lab.layers.mask import has_oracle_mask
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel, build
@@ -116,7 +117,7 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
     if modes == {"copy"} and len(lengths) == 1:
         length = lengths.pop()
         bits = max(_count_bits(part) for part in parts)
-        return look_back.solve(model, length, max(part.seq_len for part in parts), bits)
+        return _look_back(model, length, max(part.seq_len for part in parts), bits)
     if "prefix" in modes:
         raise CannotError(
             "mode=prefix: the marker must first find the key's end and then its place "
@@ -135,6 +136,66 @@ def _copy(model: LanguageModel, parts: Sequence[Copy]) -> None:
         questions.describe_string(p.seq_len, p.vocab_size, p.longest, MARKER, opens) for p in parts
     ]
     return recall.solve(model, questions.combine(wanted))
+
+
+def _look_back(model: LanguageModel, length: int, seq_len: int, bits: float) -> None:
+    """Let the last attention layer that can do so copy the token `length` positions earlier.
+
+    Args:
+        model: whose weights are set.
+        length: tokens of every string.
+        seq_len: T.
+        bits: log₂ of how many strings there are.
+
+    Raises:
+        CannotError: when none singles that distance out, or there is only SSD.
+    """
+    mixers = [block.mixer for block in model.list_blocks()]
+    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+    check_bits(model, bits, f"strings of {length} tokens")
+    if not attentions:
+        raise _refuse_delay(model, length)
+    refusals = []
+    for attention in reversed(attentions):
+        try:
+            return _bring(model, attention, length, seq_len)
+        except CannotError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def _bring(model: LanguageModel, attention: Attention, length: int, seq_len: int) -> None:
+    v, d = model.embed.weight.shape
+    width = min(v, d - 2, heads.count_room(attention))
+    if width < 2:
+        raise CannotError(f"d_model={d}: leaves {max(width, 0)} channels for {v} tokens")
+    codes, channels = spread(v, width), slice(2, 2 + width)
+    residual = Residual(
+        d_model=d,
+        kind=torch.zeros(v).double(),
+        key=channels,
+        gathered=channels,
+        answer=channels,
+        keys=codes,
+        answers=codes,
+    )
+    gather.look_back(attention, residual, channels, channels, length, seq_len, ANSWER_SIZE)
+    write_tokens(model, residual)
+    read_answers(model, residual, ANSWER_SIZE - 1, residual.energy)
+
+
+def _refuse_delay(model: LanguageModel, length: int) -> CannotError:
+    """Return the refusal for a stack without attention."""
+    ranks = [
+        block.mixer.B_proj.out_features // block.mixer.n_groups * block.mixer.n_heads
+        for block in model.list_blocks()
+        if isinstance(block.mixer, SSD)
+    ]
+    return CannotError(
+        f"to delay by {length} tokens takes a matrix of rank {length}, and one SSD has at most "
+        f"{max(ranks)} = n_heads · d_state beyond its convolution; rotations of fixed "
+        "wavelengths make no sharp delay; attention would work"
+    )
 
 
 def _count_bits(part: Copy) -> float:

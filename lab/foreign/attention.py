@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lab import peers
 from lab.foreign.mixer import Call, ForeignMixer, is_close
 from lab.hooks import HookPoint
-from lab.ops.attention_kernels import repeat_heads
+from lab.ops.attention import repeat_heads
 from lab.ops.precision import promote
 from lab.ops.rope import Layout
 

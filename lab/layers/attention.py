@@ -17,9 +17,9 @@ from lab.ops.attention import (
     Backend,
     attend,
     attention_scores,
+    repeat_heads,
     resolve_attention_backend,
 )
-from lab.ops.attention_kernels import repeat_heads
 from lab.ops.rope import Layout, Table, apply_rotary, rotary_table
 from lab.ops.top_keys import top_keys, top_keys_at
 from tasks.bounds import check_choice

@@ -9,8 +9,7 @@ from torch import nn
 from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
-from lab.layers.routed import RoutedMoE
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
 from lab.models.mixers import MIXERS

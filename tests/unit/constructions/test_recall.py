@@ -5,10 +5,9 @@ import torch
 
 from lab.config import ModelConfig
 from lab.constructions import CannotError, construct
-from lab.constructions.capacity import count_arrangement_bits
-from lab.constructions.codes import compare_spread_codes, spread, welch
+from lab.constructions.cannot import count_arrangement_bits
+from lab.constructions.codes import Channels, compare_spread_codes, spread, welch
 from lab.constructions.match import SuperposedMemory
-from lab.constructions.slots import Channels
 from lab.models.evaluation import evaluate
 from lab.models.language_model import LanguageModel
 from lab.ops.rope import rotate

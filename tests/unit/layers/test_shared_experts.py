@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from lab.hooks import hook_points
-from lab.layers.routed import RoutedMoE, collect_balance_losses
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE, collect_balance_losses
 
 
 def small(**options) -> SharedExpertMoE:

@@ -8,15 +8,19 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from lab.bench.peak import measure_peak
 from lab.ops.attention import (
+    BLOCK,
     LARGEST_KEEP,
     MASKED,
     Backend,
+    _causal_blocks,
     attend,
     attention_pattern,
     attention_scores,
+    flex,
+    fold,
+    repeat_heads,
     resolve_attention_backend,
 )
-from lab.ops.attention_kernels import BLOCK, _causal_blocks, flex, fold, repeat_heads
 from lab.ops.top_keys import causal_keep, top_keys
 from tests.largest import Largest
 from tests.normal import draw_normal
@@ -209,7 +213,7 @@ def test_flex_takes_fewer_stages_where_three_do_not_fit(monkeypatch, width, bias
         called.update(options)
         return v
 
-    monkeypatch.setattr("lab.ops.attention_kernels._compile_flex", lambda: record)
+    monkeypatch.setattr("lab.ops.attention._compile_flex", lambda: record)
     q, k, v = (torch.empty(1, 2, 4, width, dtype=dtype, device="meta") for _ in range(3))
     flex(q, k, v, torch.empty(1, 2, 4, dtype=dtype, device="meta") if biased else None, None)
     assert called["kernel_options"] == ({"fwd_num_stages": 1} if fewer else None)

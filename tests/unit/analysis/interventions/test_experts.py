@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from analysis.interventions import knock_out_experts, patch, transplant_experts
 from lab.layers.cdmoe import CDMoE
 from lab.layers.peer import PEER
-from lab.layers.routed import RoutedMoE
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.models import Block, LanguageModel
 from tests.intervened import TOKENS, every_experts, experts, stack
 
