@@ -29,7 +29,8 @@ from torch import Tensor
 from lab.compilation import keep_eager
 from lab.ops.derivatives import differentiate, needs_plain
 from lab.ops.precision import disable_autocast, keep_dtypes, promote
-from lab.ops.ssd_forms import decay_gradient, decay_matrix, quadratic_from_decay
+from lab.ops.ssd_decay import decay_gradient, decay_matrix
+from lab.ops.ssd_forms import quadratic_from_decay
 
 CHUNK_LEN = 64
 """The longest chunk. The work on matrices grows with it, that on states does not; shorter chunks

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lab.ops.ssd import ssd
+from lab.ops.ssd_decay import segment_sums
 from lab.ops.ssd_forms import (
     matrix_from_decay,
     read_states,
     scan_states,
-    segment_sums,
     ssd_matrix,
     ssd_quadratic,
     ssd_recurrent,

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lab.ops.rope import rotate
-from lab.ops.ssd_forms import segment_sums
+from lab.ops.ssd_decay import segment_sums
 
 Summed = Literal["source", "target"]
 

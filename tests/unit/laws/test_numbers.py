@@ -16,7 +16,7 @@ from lab.laws import CONDITIONS, LAWS, CertifySettings, Probes, Verdict, certify
 from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.ops.ssd_forms import decay_matrix
+from lab.ops.ssd_decay import decay_matrix
 from tests.cases import CASES
 
 

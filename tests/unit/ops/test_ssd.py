@@ -10,12 +10,10 @@ from torch import Tensor
 from lab.ops import ssd_chunked as ssd_chunked_module
 from lab.ops.ssd import BACKENDS, ssd, ssd_step
 from lab.ops.ssd_chunked import CHUNK_LEN, ssd_chunked
+from lab.ops.ssd_decay import decay_gradient, decay_matrix, segment_sums
 from lab.ops.ssd_forms import (
-    decay_gradient,
-    decay_matrix,
     read_states,
     scan_states,
-    segment_sums,
     ssd_matrix,
     ssd_recurrent,
     state_writes,
