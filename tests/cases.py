@@ -9,6 +9,7 @@ from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.linear import LinearAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
 from lab.layers.printed import (
@@ -47,6 +48,8 @@ TIES: dict[str, Outcome] = {"table reach": "fails", **JUMPS}
 """Keys that score alike choose the same rows for every token (errata I1, C3)."""
 WAITS: dict[str, Outcome] = {"gradient reach": "holds"}
 """What learns nothing waits for a zero in front of it to move."""
+GROWS: dict[str, Outcome] = {"stable": "fails"}
+"""Nothing bounds a state without decay: it grows with the number of tokens."""
 HEAVY: dict[str, Outcome] = {"stable": "not decided"}
 """With A > 0 a value mask has unbounded biases: the more tokens, the larger the largest."""
 
@@ -95,6 +98,8 @@ MIXERS = [
     ),
     Case("attention value window moved", lambda: move(A(8, 2, mask="value", window=2)), {}, HEAVY),
     Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
+    Case("linear attention", lambda: LinearAttention(8, 2), verdicts=GROWS),
+    Case("linear attention sums", lambda: LinearAttention(8, normalise=False), verdicts=GROWS),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),
     Case("ifa softmax all of 3", lambda: IFA(8, n_values=3, k=3, d_retrieval=2)),
@@ -149,7 +154,7 @@ MIXERS = [
     Case(
         "ssd no position",
         lambda: SSD(8, 2, d_state=3, position="none", chunk_len=4),
-        verdicts={"stable": "fails"},
+        verdicts=GROWS,
     ),
     Case("ssd convolution", lambda: SSD(8, 2, d_state=3, position="conv", chunk_len=4)),
     Case(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lab.layers.attention import Attention
 from lab.layers.inner_function import InnerFunctionAttention
+from lab.layers.linear import LinearAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
 from lab.layers.state import Decoder, State
@@ -44,6 +45,7 @@ MIXERS = {
     "ifa": MixerKind(
         InnerFunctionAttention, "attention whose values tokens look up", "the paper", "I"
     ),
+    "linear": MixerKind(LinearAttention, "a sum over the past in place of a softmax", "2006.16236"),
 }
 """The mixers by word."""
 

@@ -45,7 +45,7 @@ def test_a_mixers_word_stands_for_its_letter():
     ("stack", "message"),
     [
         ("", "must name at least one pair"),
-        ("ZM", "unknown mixer 'Z'; known: A, S, I, N"),
+        ("ZM", "unknown mixer 'Z'; known: A, S, I, linear, N"),
         ("AZ", "unknown transform 'Z'; known: M, E, R, X, P, N"),
         ("AMM", "'AMM' is not a pair"),
         ("A", "'A' is not a pair"),
@@ -54,7 +54,7 @@ def test_a_mixers_word_stands_for_its_letter():
         ("ssd+", "'ssd+' is not a pair"),
         ("ssd+Q", "unknown transform 'Q'; known: M, E, R, X, P, N"),
         ("sdd+M", "unknown mixer 'sdd'. Did you mean ssd?"),
-        ("rwkv+M", "unknown mixer 'rwkv'. Known: attention, ssd, ifa"),
+        ("rwkv+M", "unknown mixer 'rwkv'. Known: attention, ssd, ifa, linear"),
         ("AM*0", "repeats 0 times, must be ≥ 1"),
         ("AM SM*1000", "repeats 1000 times, must be ≥ 1 and leave the stack at most 1000"),
     ],
