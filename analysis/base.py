@@ -41,7 +41,6 @@ class Subject:
     >>> sentence, figure = attention.says, attention.figure()
 
     Attributes:
-        task: generates the rows.
         model: in evaluation mode, on the device of the rows.
         batch: rows of the test split, tensors [b t].
         seed: of the rows, of resampling and of placebos.
@@ -75,7 +74,6 @@ class Subject:
         """Return the subject of a run: its weights at a step, and rows of its task.
 
         Args:
-            run: the run.
             step: the step of the weights, one of `run.list_steps()`; None: the newest checkpoint.
             rows: how many rows of the test split; None: about 32,768 tokens, 4 to 256 rows.
             memory: bytes that the analyses may take; None: all that are free.
@@ -135,8 +133,6 @@ class Passage:
     """A text with several continuations.
 
     Attributes:
-        name: which text it is.
-        opening: the text before every continuation.
         continuations: by their origin, such as the task or the model.
     """
 
@@ -164,7 +160,6 @@ class Table:
     """A small table of numbers that stands beside a figure.
 
     Attributes:
-        columns: their headings.
         rows: texts, one for each column.
     """
 

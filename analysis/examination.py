@@ -21,7 +21,6 @@ class Examination:
     """All analyses that apply to one subject.
 
     Attributes:
-        subject: what was analysed.
         results: the findings of each analysis that applies, by name, in the order of `ANALYSES`.
         not_applicable: by name, why the others do not apply.
         seconds: the time that each took, including those that do not apply.
@@ -55,9 +54,7 @@ def examine(
     """Run the analyses that apply to a subject.
 
     Args:
-        subject: what to analyse.
         only: names of analyses; None: all that apply.
-        on_begin: called with the name of each before it begins.
         lenient: accept that an analysis named in `only` does not apply.
 
     Raises:

@@ -21,15 +21,7 @@ PART_ENTRIES = 2**20
 
 @dataclass(frozen=True)
 class Scored:
-    """The scored positions of a batch, row by row, with the model's last hidden states.
-
-    Attributes:
-        rows: the row of each position.
-        positions: the position in its row.
-        targets: the right answers.
-        hidden: the last hidden states.
-        head: the output embedding.
-    """
+    """The scored positions of a batch, row by row, with the model's last hidden states."""
 
     rows: Int[Tensor, " q"]
     positions: Int[Tensor, " q"]

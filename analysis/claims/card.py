@@ -31,13 +31,9 @@ class Card:
     """All that someone who disagrees needs to run a verdict again.
 
     Attributes:
-        claim: as its file states it.
-        scale: at which it was run.
-        verdict: what the sweep says.
         power: how often such a sweep says "holds" if the assumed effect is true; None for a claim
             about costs.
         seeds: of each setting, or rounds in which costs were taken.
-        digests: of data, code and configuration.
         machines: on which the runs were trained, or costs taken.
     """
 
@@ -109,11 +105,6 @@ class Card:
         errors: Mapping[str, Sequence[str]],
     ) -> Path:
         """Write claim.json and claim.html into a folder, and return the page's path.
-
-        Args:
-            folder: of the claim's sweep.
-            figures: of the page, each after its identifier.
-            errors: the runs that failed or diverged, by their error.
 
         Raises:
             RunError: when they cannot be written.

@@ -29,9 +29,7 @@ class Statistic:
         kind: "difference": mean accuracy of one setting minus that of another; "least": the lowest
             mean accuracy over all places; "greatest": the highest; "ratio": how many times as much
             one setting costs as another.
-        of: the factors' values of the setting.
         than: those of the setting that it is compared with; empty for least and greatest.
-        side: whether the claim is that the statistic lies above or below the threshold.
         threshold: in the unit of accuracy; of a ratio, a number > 0.
         at: values of further factors, to which the claim is restricted.
         cost: of a ratio, what is measured; otherwise empty.
@@ -97,12 +95,7 @@ class Claim:
     """A claim, as its file states it.
 
     Attributes:
-        name: of its file.
-        says: the claim in words.
-        source: where it is made.
-        refuted_by: what would refute it.
         stands_for: what the lab's task stands in for; empty where it is the claim's own.
-        statistic: what decides.
         equal: by how large a share the settings compared may differ in total and in active
             parameters; what is not named may differ freely.
         power: what is assumed to compute its power; None for a claim about costs.

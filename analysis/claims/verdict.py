@@ -52,8 +52,6 @@ class StatisticValue:
 
     Attributes:
         value: in the unit of accuracy, or a ratio; NaN where runs are missing.
-        low: lower end of its 95 % interval.
-        high: upper end.
         seeds: replicates of each setting, the fewest; of a ratio, rounds.
         places: how many combinations of the other factors it was computed over.
         where: the place of the least or greatest; empty for a difference.
@@ -93,8 +91,6 @@ def estimate(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> St
     """Return the statistic of a table at the best learning rates.
 
     Args:
-        table: a row for each run and row length, all ended.
-        statistic: what to compute.
         places: the factors besides those that the statistic names, the learning rate and the seed.
     """
     scored = score(select(table, statistic.at))
@@ -186,12 +182,8 @@ class ClaimVerdict:
     """What a sweep says of a claim.
 
     Attributes:
-        outcome: holds, fails or undecided.
-        because: why, in a sentence.
         operational: whether it is undecided only because runs are missing or failed: nothing was
             learned about the claim.
-        estimate: the statistic; NaN where runs are missing.
-        runs: how many runs it rests on.
         unended: how many of the sweep's runs have not ended, or failed.
     """
 
@@ -208,9 +200,7 @@ class Floor:
     """Accuracy that takes no learning, averaged over the places that a claim compares.
 
     Attributes:
-        chance: of a guess, in [0, 1].
         shortcut_name: the best shortcut; empty without any.
-        shortcut: its accuracy.
     """
 
     chance: float = 0.0
@@ -231,7 +221,6 @@ def decide(
 
     Args:
         table: a row for each run and row length.
-        statistic: what decides.
         factors: the columns that tell the sweep's cells apart.
         floor: chance and the best shortcut at the places that are compared.
     """

@@ -39,10 +39,8 @@ class Axis:
     """An axis.
 
     Attributes:
-        title: with the unit, where it is not a share.
         unit: how values are written.
         scale: "steps" is log₂(step + 1): step 0 has a place, and early steps have room.
-        ends: of what is shown; None: a share shows 0 to 1, others what is there.
         ticks: labels by place; None: plotly chooses.
     """
 
@@ -118,7 +116,6 @@ class Canvas:
     """Empty panels, and the names that their legend has already.
 
     Attributes:
-        fig: the figure.
         places: row and column of each panel, from 1.
         named: names in the legend; a name that comes again shares its entry.
     """
@@ -139,9 +136,6 @@ class Canvas:
         """Set the axes of a panel; axes that it has not of its own have a title at the edge alone.
 
         Args:
-            x: its horizontal axis.
-            y: its vertical axis.
-            i: which panel.
             shown: what is on both.
             own: whether other panels have another horizontal axis.
         """
@@ -173,11 +167,8 @@ def new_canvas(
         titles: of the panels; "" for none.
         heights: of each row of panels, px.
         legend: the names that it will have; one name needs no legend.
-        across: how many panels stand side by side.
         gap: between rows of panels, px.
         foot: room below the panels, px.
-        share_x: whether panels below one another have one axis.
-        share_y: whether panels side by side have one axis.
         names_beside: what stands to the left of the panels; the legend begins to its right.
     """
     across = min(across, len(titles))
@@ -223,10 +214,7 @@ def add_level(
     """Add a dotted line to panel i at a value to compare with, such as chance.
 
     Args:
-        canvas: the panels.
-        i: which panel.
         name: of the line; "" for a thin line without a name, such as zero.
-        level: the value.
         shown: plotly's format of it.
         upright: whether values are on the horizontal axis.
     """

@@ -23,7 +23,6 @@ class Bars:
     """A named series of bars, one per line.
 
     Attributes:
-        name: in the legend.
         values: one per line, from the top; NaN where there is none.
         ends: low and high of an interval around each.
         texts: written beside the bars.
@@ -53,8 +52,6 @@ def bars(
     """Draw bars, a line for each name, the first on top.
 
     Args:
-        names: of the lines.
-        series: the bars; several stand in one line, or are stacked.
         axis: of the values; leave room for the texts beside the bars.
         marks: a diamond on each line, to compare with.
         levels: values to compare with, drawn as dotted lines.

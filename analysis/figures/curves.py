@@ -23,7 +23,6 @@ class Line:
 
     Attributes:
         name: in the legend; "" for none.
-        x: places on the horizontal axis.
         y: values; NaN where there is none.
         ends: low and high of an interval around each.
         shape: "line" has markers where there is room, "band" shows its interval as a band,
@@ -47,12 +46,9 @@ class Curves:
     """A panel of curves.
 
     Attributes:
-        lines: what it shows.
-        y: its vertical axis.
         title: above it; "" for none.
         levels: values to compare with, drawn as dotted lines; "" names a thin one, such as zero.
         x: its horizontal axis, where it has one of its own.
-        height: px.
     """
 
     lines: Sequence[Line]
@@ -69,7 +65,6 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
     Args:
         panels: row by row.
         x: the horizontal axis of all panels that have none of their own.
-        across: how many panels stand side by side.
     """
     names = [line.name for panel in panels for line in panel.lines]
     names += [name for panel in panels for name in panel.levels]

@@ -27,8 +27,6 @@ def draw_heads(
     """Draw dots, a line for each head; of many heads, a line for each layer.
 
     Args:
-        layers: the layer of each head.
-        heads: the index of each head in its layer.
         panels: the quantities, of all heads; those without a value are left out.
     """
     names, lines, title = name_heads(layers, heads), np.arange(len(layers)), "layer.head"

@@ -27,7 +27,6 @@ class Colors:
     """What colours stand for.
 
     Attributes:
-        title: written beside the scale.
         unit: how values are written.
         ends: of the scale, which is diverging if they are opposite; None: what is there, symmetric
             if anything is negative.
@@ -74,11 +73,6 @@ def heat(
     """Draw maps on one scale, the first row on top.
 
     Args:
-        maps: row by row.
-        colors: the scale, below the maps.
-        x: the axis of the columns.
-        y: the axis of the rows.
-        across: how many maps stand side by side.
         row: height of a row of cells, px.
         numbers: whether each cell shows its value.
     """

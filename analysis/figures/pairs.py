@@ -51,7 +51,6 @@ class Dots:
     """A named series with a value for each line.
 
     Attributes:
-        name: in the legend.
         values: one per line, from the top, or as many as `lines`; NaN where there is none.
         ends: low and high of an interval around each; NaN where there is none.
         look: "dot" takes the next marker; the others are for what it is compared with, and stand
@@ -73,9 +72,6 @@ class Pairs:
     """A panel of dots.
 
     Attributes:
-        dots: the series.
-        axis: of their values.
-        title: above it, where there are several panels.
         levels: values to compare with, drawn as dotted lines; "" names a thin one, such as zero.
     """
 
@@ -96,8 +92,6 @@ def pairs(
     """Draw dots, a line for each name, the first on top, panels side by side.
 
     Args:
-        names: of the lines; a long one may have a line break.
-        panels: the quantities.
         title: of the lines' axis.
         joined: whether the dots of a line stand at one height and are joined by a stroke.
         remarks: a short text for each line, to the right of its dots; with one panel, whose series

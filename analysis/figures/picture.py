@@ -47,9 +47,6 @@ class Heatmap:
     """The picture of a matrix, and the row of the batch that it was computed on.
 
     Attributes:
-        picture: the cells.
-        links: the row's.
-        tokens: the row's, int [t].
         roles: indices into role_names, int [t].
         role_names: the task's.
     """
@@ -197,9 +194,7 @@ def _draw_marks(heatmap: Heatmap, left: float, width: float, entry: float) -> li
     """Return ticks beside the query rows, and rings where queries meet their values.
 
     Args:
-        heatmap: what is drawn.
         left: where the gutter of the ticks begins.
-        width: of the gutter.
         entry: height of an entry of the matrix, px.
     """
     shown, queries = heatmap.picture, heatmap.links.queries

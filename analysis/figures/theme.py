@@ -145,8 +145,6 @@ def make_whiskers(
     """Return plotly's settings of error bars from values to the ends of their intervals.
 
     Args:
-        values: the values; NaN ends give no whisker.
-        ends: low and high.
         thickness: of the line, px.
         width: of the caps, px.
     """

@@ -128,14 +128,8 @@ class Mechanism(Finding):
     """How a model recalls.
 
     Attributes:
-        label: induction, direct, positional, mixed or undecided.
-        reason: why it has this label, in one clause.
-        evidence: the numbers that decide the label.
-        follows_key: share of answers that follow the key, in [0, 1].
-        follows_position: share that follow the position.
         restored: shares restored by depth and site; None if exchanging keys does not surely change
             the margin, so that there is nothing to restore.
-        rows: number of rows in the batch.
         offsets: how far after a value it is found, where a convolution moved it.
     """
 

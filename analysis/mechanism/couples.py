@@ -35,8 +35,6 @@ class Couples:
     pass measures several couples.
 
     Attributes:
-        clean: the rows as drawn.
-        corrupt: the rows with exchanged keys.
         query: position of the query about each pair of each couple [b c 2].
         key: position of its key in the clean row [b c 2].
         value: position of its value in the clean row [b c 2].
@@ -224,13 +222,7 @@ def estimate_share(
 
 @dataclass(frozen=True)
 class Measured:
-    """A number that the label rests on.
-
-    Attributes:
-        name: what was measured.
-        value: the number.
-        interval: its 95 % interval, low and high.
-    """
+    """A number that the label rests on."""
 
     name: str
     value: float
@@ -247,9 +239,6 @@ class Followed:
     moved to that value's position when all values change places.
 
     Attributes:
-        key: share of answers that follow the key, in [0, 1].
-        position: share that follow the position.
-        either: the sum of both.
         of_either: `position / either`; NaN if no answer follows either.
     """
 

@@ -75,9 +75,6 @@ class Restored:
             hold by construction: at 0 only the key tokens differ, and at L only the query's own
             residual stream is read.
         share: one row per site, in the order of `SITES`.
-        interval: 95 % interval by resampling rows, low and high.
-        rows: number of rows in the batch.
-        queries: number of queries measured.
     """
 
     depths: Int[np.ndarray, " k"]
@@ -163,10 +160,6 @@ class Components(Finding):
         layers: block of each component [n].
         components: "mixer" or "transform" for each component, n in all.
         share: one row per component, one column per site.
-        interval: 95 % interval by resampling rows, low and high.
-        rows: number of rows measured.
-        queries: number of queries measured.
-        n_layers: blocks of the model; some are left out if there are more than `LAYERS`.
         offsets: how far after a value its key is gathered, where a convolution reads there.
     """
 
@@ -289,12 +282,8 @@ class Edited(Finding):
     Attributes:
         layers: blocks whose mixer has a matrix [n].
         left: one row per arm, in the order of `ARMS`.
-        interval: 95 % interval of `left` by resampling rows, low and high.
-        placebo: like `left`, for the placebos.
-        placebo_interval: like `interval`, for the placebos.
         followed: share of answers that become the other value when the two are exchanged [n].
         placebo_followed: likewise, when two random positions are exchanged.
-        rows: number of rows measured.
         offsets: how far after a value it is blocked or exchanged, where a convolution moved it.
     """
 

@@ -27,12 +27,7 @@ HOVER = 60
 
 @dataclass(frozen=True)
 class Laws(Finding):
-    """Which laws a module keeps, and by how much.
-
-    Attributes:
-        title: names the module.
-        certificate: the verdicts.
-    """
+    """Which laws a module keeps, and by how much."""
 
     title: str
     certificate: Certificate

@@ -42,16 +42,8 @@ class RunColumn:
 
     Attributes:
         name: its folder's name, with as many parent folders as it takes to tell runs apart.
-        model: its stack, or the user's mixer.
         differs: the fields of its configuration that differ from the first run's by choice.
         stopped: how it ended, a key of `find_ending`.
-        accuracy: on the test split, in [0, 1]; None without a result.
-        interval: its 95 % interval over other rows.
-        loss: nats.
-        steps: training steps.
-        seconds: of training.
-        rows_per_second: of training.
-        parameters: of the model.
         mechanism: how it recalls, in a few words; None where that does not apply.
         test_rows: how many test rows `accuracy` is of.
         held_out_steps: steps at which validation rows of the length trained at were evaluated.
@@ -85,7 +77,6 @@ class RunAccuracies(Finding):
     """The test accuracy of runs.
 
     Attributes:
-        runs: in the order given.
         references: accuracies of the task's baselines, by name.
     """
 
@@ -127,7 +118,6 @@ class RunCurves(Finding):
     """The accuracy of runs by training step.
 
     Attributes:
-        runs: in the order given.
         references: accuracies of the task's baselines, by name.
     """
 
@@ -179,8 +169,6 @@ class Seeds:
     """Runs that differ in nothing but the seed.
 
     Attributes:
-        names: the runs' names.
-        summary: their accuracy and steps over seeds.
         onsets: when each quantity changes, run by run; None where that cannot be followed.
         missing: why it cannot be followed; empty where it can.
     """
@@ -196,7 +184,6 @@ class Comparison:
     """Several runs and how they differ.
 
     Attributes:
-        runs: in the order given.
         seeds: one for each configuration that was trained from several seeds.
         task: the task's name if all runs have the same task, else None.
         same_row: whether all matrices are computed on the same row.
@@ -370,8 +357,6 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
     """Return the page as HTML; all text from users is escaped.
 
     Args:
-        subjects: the runs, with their rows.
-        found: how they differ.
         mark: what tells the page from another comparison (`make_mark`).
     """
     names = [run.name for run in found.runs]

@@ -56,11 +56,6 @@ class Shown:
     """A finding as a page shows it and report.json keeps it.
 
     Attributes:
-        title: of the figure.
-        says: what the finding shows.
-        reading: how to read the figure.
-        alt: the figure in words.
-        table: further numbers.
         spec: the figure as plotly's JSON without a template; None without a figure.
         texts: what is read in place of a figure.
         tokens: a row that is looked at token by token in place of a figure.
@@ -99,7 +94,6 @@ def show_finding(finding: Finding, stamp: str, of: str = "") -> Shown:
     """Prepare a finding for a page.
 
     Args:
-        finding: what is shown.
         stamp: where it comes from; saved figures show it.
         of: what comes before its title, such as the name of a run.
     """
@@ -155,13 +149,8 @@ class PagePart:
     """A part of a page below a heading.
 
     Attributes:
-        key: its identifier.
-        title: the heading.
-        texts: paragraphs.
-        table: below them.
         figures: each after its identifier.
         side: whether the figures stand side by side.
-        facts: values by name.
         programs: code, folded, by what it shows.
     """
 
@@ -182,8 +171,6 @@ def build_page(
 
     Args:
         kind: what it is, such as "Sweep".
-        title: its heading.
-        verdict: what it says, in a sentence.
         parts: in order; those without content are left out.
         mark: a comment that tells it from another page.
     """

@@ -52,7 +52,6 @@ def write_quick(
     """Run the quick analyses, add them to the report that the run folder has, and return its files.
 
     Args:
-        run: which run.
         on_begin: called with the name of each analysis before it begins.
         on_note: as for `write_both`.
 
@@ -73,8 +72,6 @@ def write_both(
     are a page and sections that the lab did not make.
 
     Args:
-        run: in whose folder they go.
-        examination: what was found.
         on_note: called with a sentence on what goes to another file than usual, and why.
 
     Raises:
@@ -90,7 +87,6 @@ def render(run: Run, examination: Examination, report: Report | None = None) -> 
     """Return the page as HTML; all text from users is escaped.
 
     Args:
-        run: what is reported.
         examination: what was found now.
         report: the examination merged with earlier ones; None: the examination alone.
     """
@@ -140,7 +136,6 @@ def answer_first(
     """Answer how the model does it, and why to trust it, or what it has not learned.
 
     Args:
-        standing: how the run ended.
         leads: what the first finding of each analysis says, by its name.
         not_applicable: why the others do not apply, by name.
     """

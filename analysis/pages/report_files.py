@@ -52,12 +52,7 @@ class SectionsFile(TypedDict):
 
 @dataclass(frozen=True)
 class Report:
-    """What analyses of the same weights on the same rows found.
-
-    Attributes:
-        numbers: the content of analysis.json.
-        sections: words and figures of each analysis, by name.
-    """
+    """What analyses of the same weights on the same rows found."""
 
     numbers: dict[str, Any]
     sections: dict[str, list[Shown]]
@@ -103,7 +98,6 @@ class ReportFiles:
     """The files of a report in a run folder.
 
     Attributes:
-        folder: the run folder.
         suffix: what follows "analysis" and "report" in their names, e.g. "-step256".
     """
 
@@ -201,8 +195,6 @@ def merge(
     A report that it must not replace is moved aside.
 
     Args:
-        run: in whose folder they are.
-        new: the new report.
         on_note: called with a sentence on what goes to another file than usual, and why.
 
     Raises:
@@ -238,7 +230,6 @@ def choose_work(
     run again, or else the page would lose them.
 
     Args:
-        run: whose folder may have a report.
         only: the analyses asked for; None: all.
         rows: the number of rows asked for; None: not given.
         step: of the weights; None: the newest checkpoint.

@@ -40,10 +40,6 @@ class RowLayout(Finding):
     """Rows of a task, laid out as lines of cells.
 
     Attributes:
-        task: its name.
-        seq_len: positions of a row.
-        rows: how many rows are counted: all of the batch.
-        role_names: the task's.
         a_row: mean number of positions of each role in a row.
         scored: mean number of scored positions in a row.
         scored_roles: mean number of scored positions of each role in a row.
@@ -52,7 +48,6 @@ class RowLayout(Finding):
         roles: of the rows that are shown, indices into role_names.
         tokens: what stands there, as text.
         answers: what is right there, as text; empty where nothing is scored.
-        title: names the task, and what is shown of it.
     """
 
     task: str

@@ -31,13 +31,7 @@ class AccuracyByPlace(Finding):
     """Accuracy by position in the row and by role.
 
     Attributes:
-        rows: how many rows were measured.
-        scored: how many positions in them are scored.
-        accuracy: share of right answers, in [0, 1].
-        interval: its 95 % interval, low and high.
-        chance: accuracy of a uniform guess.
         position: accuracy by position in the row, from 0; None where all are at one position.
-        roles: names of the roles that are scored.
         role: accuracy by role, in the order of `roles`; None where there is only one.
     """
 

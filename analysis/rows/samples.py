@@ -44,8 +44,6 @@ class Sample:
     """A text of the test split, and how the model continues it.
 
     Attributes:
-        row: of the test split.
-        prompt: what the model was given.
         text: how the text really continues.
         greedy: the continuation by the likeliest token each time.
         drawn: the continuation sampled at `TEMPERATURE` among the `TOP_K` likeliest tokens.
@@ -64,7 +62,6 @@ class Legal:
 
     Attributes:
         share: of answers that the automaton allows at their position, in [0, 1].
-        interval: its 95 % interval over rows.
         guess: the share that uniform answers would have.
     """
 
@@ -78,14 +75,9 @@ class Continuations(Finding):
     """How well a model predicts texts, and how it continues them.
 
     Attributes:
-        unit: what a token is.
-        rows: how many rows of the test split were measured.
-        scored: how many tokens in them are predicted.
         bits: mean cross-entropy per token, in bits, with a 95 % interval over rows and the value
             of a uniform guess.
         perplexity: 2^bits, likewise.
-        samples: the continuations.
-        top_k: how many likeliest tokens they were sampled from.
         legal: None for a task without automata.
         why: why there are no continuations; empty where there are.
     """

@@ -34,9 +34,6 @@ class Looks:
     """Where one head looks from each token that is shown.
 
     Attributes:
-        layer: index of the block.
-        head: index in its layer.
-        mixer: class of the layer's mixer.
         sources: tokens that are looked at, as indices into those that are shown.
         shares: of the row's magnitudes, in [−1, 1], with the sign of the entry.
         hidden: the share of tokens that are not shown.
@@ -55,12 +52,6 @@ class TokenRow(Finding):
     """A row of the task, the model's answers to it, and where its heads look.
 
     Attributes:
-        row: its number in the test split.
-        chosen: why this row was chosen.
-        seq_len: positions of the row.
-        scored: how many of them are scored.
-        right: how many of these the model answers right.
-        role_names: the task's.
         heads: where they look; empty where no mixer offers a matrix.
         positions: those that are shown.
         tokens: the row's there, as text.
@@ -68,7 +59,6 @@ class TokenRow(Finding):
         answers: the model's, as text; empty where nothing is scored.
         targets: the right answers, as text; likewise.
         links: query, key and value of each pair, as indices into what is shown.
-        title: names the row, and why it was chosen.
     """
 
     row: int
@@ -237,7 +227,6 @@ def _keep_largest(
     Args:
         block: the rows of the target positions.
         targets: those positions.
-        shown: the source positions to choose from.
         kept: how many entries of each row.
     """
     causal = np.arange(block.shape[2]) <= targets[:, None]

@@ -31,11 +31,8 @@ class Standing(Finding):
 
     Attributes:
         stopped: how the run ended, a key of `find_ending`.
-        steps: training steps taken.
-        solved_at: accuracy that counts as solved.
         accuracy: share of the test split's scored positions answered right; None if unknown.
         interval: 95 % interval of the accuracy over other rows (`read_interval`).
-        rows: how many rows of the test split were evaluated.
         rule_rows: on how many of these rows shortcuts and the oracle were scored.
         names: chance, each shortcut, oracle.
         scores: their test accuracies, in [0, 1], in the order of `names`.

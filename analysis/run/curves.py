@@ -37,9 +37,7 @@ class Curve(Finding):
         quantity: "loss" in nats, or "accuracy" in [0, 1].
         steps: the last step of each window.
         train: mean over each window of training batches.
-        window: steps per window.
         held_out_steps: steps at which held-out rows were evaluated, of the length then trained at.
-        held_out: the quantity there.
         held_out_rows: on how many rows each was evaluated.
         references: the quantity of rules that need no training, by name.
         since: the first step at the row length of a reference, by its name, for those that other
@@ -47,9 +45,7 @@ class Curve(Finding):
         stages: the first step at each row length, and that length.
         final: the step of the weights of the result, and the quantity on test rows there;
             None without a result.
-        test_rows: how many test rows there are.
         test_len: tokens of the test rows; None if training rows have as many.
-        title: of the figure.
     """
 
     quantity: Literal["loss", "accuracy"]
@@ -230,8 +226,6 @@ class Evaluations:
     Attributes:
         steps: training steps before each, ascending.
         rows: on how many rows each was made.
-        loss: mean cross-entropy at scored positions, nats.
-        accuracy: share of scored positions with the right answer, in [0, 1].
     """
 
     steps: Int[np.ndarray, " m"]

@@ -116,9 +116,7 @@ class Paths(Finding):
     """All quantities that apply to a run, by training step.
 
     Attributes:
-        steps: whose weights were measured, ascending from 0.
         rows: of the test split, the same at every step.
-        paths: one for each quantity.
     """
 
     steps: Int[np.ndarray, " n"]
@@ -174,7 +172,6 @@ class Onset:
     """When a quantity changes in a run.
 
     Attributes:
-        quantity: name of what is dated.
         layer: the block where it changes most; None for the model as a whole.
         change: None where it changes by less than a tenth, or at no definite time.
         moved: whether its values move by a tenth, which tells these two cases apart.

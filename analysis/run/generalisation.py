@@ -30,21 +30,13 @@ class AccuracyByOption(Finding):
     """Accuracy at several values of one option of the task.
 
     Attributes:
-        option: its name.
         values: as text; numbers are in ascending order.
         places: the values as numbers; None if any is not a number.
         trained: the least and the greatest number that was trained on; None if it is not a number.
         trained_as: what was trained on, as text.
-        accuracy: share of right answers at each value, in [0, 1].
-        interval: 95 %, low and high.
-        chance: accuracy of a uniform guess.
-        rows: test rows at each value.
         reference: accuracy in the setting of training; None where the run has none.
-        reference_interval: its 95 % interval.
         rival: the best of chance and the shortcuts in the setting of training, and its accuracy.
-        step: training steps behind the weights.
         failed: values that the model cannot process, and why.
-        title: of the figure.
     """
 
     option: str

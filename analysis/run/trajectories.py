@@ -41,7 +41,6 @@ class Quantity:
     """A quantity that is followed.
 
     Attributes:
-        name: in a few words.
         axis: what is drawn of it, or its unit.
         unit: "share", "nats" or "number".
         level: turns values into what is searched for changes, in shares of 1 or in nats.
@@ -79,10 +78,8 @@ class Series:
     """A quantity by training step.
 
     Attributes:
-        quantity: its name.
         axis: what is drawn of it, or its unit.
         unit: "share" in [0, 1], "nats" ≥ 0 or "number" ≥ 1.
-        layer: the block; None for the model as a whole.
         head: the head with most of it at the last step; None where heads are taken together.
         values: the quantity at each step.
         null: what it is without learning, if that is known.
@@ -184,9 +181,6 @@ def _measure_hooks(
     """Measure loss, accuracy, choices and mask drifts in one pass of the model.
 
     Args:
-        model: with the weights of a step.
-        batch: the rows.
-        draws: how often each counts.
         first: the biases of the masks at the first step by hook point; filled in at that step.
     """
     seen: dict[str, Tensor] = {}

@@ -25,8 +25,6 @@ class Change:
         high: … and by this one. They enclose the split, and 95 % of its resamples.
         begins: the last step before the split with less than a tenth of the change.
         ends: the first step after the split with more than nine tenths of it; None if none has.
-        before: the level before, in the series' unit.
-        after: the level after.
     """
 
     step: float
@@ -70,7 +68,6 @@ def find_change_point(
 
     Args:
         steps: ascending, ≥ 0.
-        values: the series.
         bound: `estimate_noise_bound` of these steps.
         resampled: the series on resampled rows; the bracket holds 95 % of their splits.
 

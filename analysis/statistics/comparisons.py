@@ -52,7 +52,6 @@ def westfall_young(
 
     Args:
         changes: n changes in each row; without an effect they are as often up as down.
-        rng: draws the signs.
 
     Returns:
         p in (0, 1]; with b rows at least about 2^−b, so a few rows cannot show anything.
@@ -179,8 +178,6 @@ class Bins:
     """Accuracy by bins of a whole number.
 
     Attributes:
-        first: smallest number of each bin.
-        last: its largest, included.
         accuracy: share of right answers in [0, 1].
         interval: 95 %, low and high (`bound_share`).
         count: answers in the bin, ≥ 1.
@@ -217,7 +214,6 @@ def describe_contrast(found: Bins, one: str, many: str) -> str:
     """Say where accuracy is best and worst, or that no bin stands out.
 
     Args:
-        found: the bins.
         one: name of a bin of one number, such as "distance".
         many: its plural, for bins of several numbers.
     """

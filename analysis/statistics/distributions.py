@@ -60,10 +60,6 @@ def gini(load: Real[np.ndarray, "*b n"]) -> Float[np.ndarray, "*b"]:
 def coverage(load: Real[np.ndarray, "*b n"], share: float) -> Float[np.ndarray, "*b"]:
     """Return the least number of items that together hold a share of the load, 1 … n.
 
-    Args:
-        load: ≥ 0.
-        share: in (0, 1].
-
     Raises:
         ValueError: for a share out of bounds.
     """
@@ -79,12 +75,7 @@ def coverage(load: Real[np.ndarray, "*b n"], share: float) -> Float[np.ndarray, 
 def count_joint(
     x: Int[np.ndarray, "n ..."], y: Int[np.ndarray, " n"]
 ) -> Int[np.ndarray, "n_x n_y"]:
-    """Count how often each label of x occurs with each of y; the m labels x[i] all go with y[i].
-
-    Args:
-        x: labels ≥ 0, one or several for each i.
-        y: labels ≥ 0.
-    """
+    """Count how often each label of x occurs with each of y; the m labels x[i] all go with y[i]."""
     n_x, n_y = int(x.max()) + 1, int(y.max()) + 1
     met = x * n_y + y.reshape(len(y), *(1,) * (x.ndim - 1))
     return np.bincount(met.ravel(), minlength=n_x * n_y).reshape(n_x, n_y)
@@ -126,9 +117,6 @@ def permutation_null(
     The m labels x[i] stay together, since choices made at once are not independent.
 
     Args:
-        x: labels ≥ 0, one or several for each i.
-        y: labels ≥ 0.
-        rng: shuffles y.
         rounds: shuffles; the p-value (1 + those that reach the value) / (1 + rounds) is no finer.
     """
     shuffled = (count_joint(x, rng.permutation(y)) for _ in range(rounds))

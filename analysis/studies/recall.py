@@ -42,11 +42,7 @@ class Setting:
     """A mixer at one width and row length.
 
     Attributes:
-        mixer: its name in the study.
-        seq_len: tokens per row.
-        d_model: width.
         learning_rate: the one of those tried that was best on validation rows.
-        seeds: the seeds of its runs.
         accuracies: on test rows, one per seed.
         cut: how many of these runs reached the time limit unsolved.
     """
@@ -73,11 +69,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class PaperComparison(Finding):
-    """Accuracies of the settings, and those of the paper.
-
-    Attributes:
-        settings: each at its best learning rate.
-    """
+    """Accuracies of the settings, and those of the paper."""
 
     settings: tuple[Setting, ...]
     title = "Hard recall"
@@ -164,9 +156,7 @@ class MaskGain:
     """How much more accurate a dynamic mask is than attention without a mask.
 
     Attributes:
-        mixer: with the mask.
         gain: mean difference over pairs of runs of the same width and seed.
-        pairs: how many there are.
         p: of the sign-flip test, after Holm's correction over the masks.
         blind: whether no difference of so few pairs could be significant.
     """
@@ -192,7 +182,6 @@ class MaskComparison(Finding):
     """Each dynamic mask against attention wherever both were run.
 
     Attributes:
-        masks: what each gains.
         claimed: combinations of row length and width at which the paper's mask is better.
         places: combinations at which both were run here.
     """

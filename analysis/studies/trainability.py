@@ -29,7 +29,6 @@ class FactorEffect:
     """How a factor changes the number of steps until a run is solved.
 
     Attributes:
-        factor: its name.
         steps: steps of each run, in the order of the seeds.
         solved: whether the run was solved by then; otherwise its time is censored.
         median: Kaplan–Meier median of the steps; infinite if fewer than half were solved.

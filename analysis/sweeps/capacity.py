@@ -33,7 +33,6 @@ class CapacityCurve:
     """What one setting recalls, by the number of pairs.
 
     Attributes:
-        name: what tells the setting from others.
         size: the value that does so, where it is one number; else None.
         pairs: K of each run.
         accuracy: of each run on test rows, in [0, 1].

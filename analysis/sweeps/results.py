@@ -37,11 +37,7 @@ PANEL = 210
 
 @dataclass(frozen=True)
 class WidthCurves(Finding):
-    """Accuracy by width: a panel for each row length, a line for each setting.
-
-    Attributes:
-        settings: each at its best learning rate.
-    """
+    """Accuracy by width: a panel for each row length, a line for each setting."""
 
     settings: tuple[SettingResult, ...]
     title = "Accuracy by width"
@@ -107,7 +103,6 @@ class RateCurve:
     """One setting at several learning rates.
 
     Attributes:
-        name: what tells the setting from others.
         rates: learning rates, ascending.
         validation: mean accuracy on validation rows at each rate; 0 where all runs diverged.
         accuracies: of each run on test rows, at each rate.
@@ -235,11 +230,8 @@ class SolvingCurve:
     """One setting's share of unsolved runs by steps.
 
     Attributes:
-        name: what tells the setting from others.
         steps: at which the share changes, from 0.
         unsolved: the share from each of these steps on.
-        runs: how many there are.
-        solved: how many of them were solved.
         median: steps after which half are solved; infinite if fewer were.
         interval: its 95 % interval.
     """
@@ -332,11 +324,7 @@ def measure_solving(table: pl.DataFrame) -> Sequence[SolvingCurves]:
 
 @dataclass(frozen=True)
 class AccuracyCosts(Finding):
-    """Accuracy against seconds of training, a point for each setting.
-
-    Attributes:
-        settings: each at its best learning rate.
-    """
+    """Accuracy against seconds of training, a point for each setting."""
 
     settings: tuple[SettingResult, ...]
     title = "Accuracy by cost"
@@ -412,10 +400,8 @@ class SweepResults:
     """What a sweep found.
 
     Attributes:
-        settings: each at its best learning rate, in the order of the table.
         findings: by name of the figure.
         missing: why each of the other figures is not there.
-        counts: runs by how they ended.
         errors: the runs that failed or diverged, by which of the two and the error.
     """
 
@@ -436,7 +422,6 @@ def collect_results(table: pl.DataFrame, factors: Sequence[str]) -> SweepResults
     """Return what a sweep's table shows.
 
     Args:
-        table: of the runs, with a row for each row length.
         factors: the columns that tell runs from one another.
     """
     runs = table.unique(factors, keep="first", maintain_order=True)

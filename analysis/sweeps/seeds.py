@@ -17,11 +17,9 @@ class SeedRun:
     """One of the runs.
 
     Attributes:
-        seed: its seed.
         status: how far it got (`lab.sweeps.outcome.Status`).
         accuracy: on test rows; None if it was not evaluated.
         low: end of the accuracy's 95 % interval over other rows, likewise.
-        high: the other end.
         steps: until it was solved on validation rows, or all that it took.
         solved: whether it was solved.
         seconds: of those steps.
@@ -42,7 +40,6 @@ class SeedSummary:
     """What several seeds found.
 
     Attributes:
-        runs: by seed.
         mean: accuracy; None without one.
         interval: 95 % over seeds, or over rows where that is wider; None if unknown.
         median: of the steps until solved (Kaplan–Meier): a run that was stopped before it was

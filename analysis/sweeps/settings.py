@@ -25,11 +25,9 @@ class SettingResult:
 
     Attributes:
         factors: the values that tell it from other settings, by column.
-        seeds: of its runs, of those that were evaluated.
         accuracies: on test rows, one for each seed.
         rows: the interval of each over other rows, if all runs have one.
         steps: of each run until it was solved, or all.
-        solved: whether each run was solved on validation rows.
         seconds: of training, of each run.
         parameters: of the model; None if unknown.
         unended: runs that have no accuracy: diverged, failed or not run.
