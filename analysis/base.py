@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -46,6 +46,7 @@ class Subject:
         seed: of the rows, of resampling and of placebos.
         step: training steps of the weights; None if unknown.
         run: the run folder of the weights; None for a model from elsewhere.
+        known: what one analysis has found that others ask for too, by name.
 
     Raises:
         ValueError: for a task with more tokens than the model has.
@@ -57,6 +58,7 @@ class Subject:
     seed: int = 0
     step: int | None = None
     run: Run | None = None
+    known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         check_vocabulary(self.task, self.model)

@@ -181,8 +181,15 @@ def find_pairs(
     return query, key, value
 
 
-@torch.no_grad()
 def find_offsets(subject: Subject) -> Offsets:
+    """Return how far after a value each layer of a subject reads it; it is found once."""
+    if "offsets" not in subject.known:
+        subject.known["offsets"] = _find_offsets(subject)
+    return subject.known["offsets"]
+
+
+@torch.no_grad()
+def _find_offsets(subject: Subject) -> Offsets:
     """Find how far after a value each layer reads it, on the last rows of the task's test split.
 
     Offsets up to a convolution's width are tried. The one with the most mass is chosen on half of

@@ -111,14 +111,13 @@ def measure(subject: Subject) -> "list[Mechanism | Edited | Components]":
     # Shares of the change are meaningless unless exchanging keys surely changes the margin.
     if not bootstrap(known.sum_changes(known.clean)[:, 1:], rng)[0] > 0:
         label = classify(found, None, None)
-        return [Mechanism(*label, found.key, found.position, None, len(pairs.query))]
+        return [Mechanism(*label, None, len(pairs.query))]
     offsets = find_offsets(subject)
     carried = known.shift_values(offsets.gathered)
     restored = restore(subject.model, carried, rng)
     edited = edit(subject.model, known, rng, offsets)
     label = classify(found, restored, edited)
-    rows = len(pairs.query)
-    mechanism = Mechanism(*label, found.key, found.position, restored, rows, offsets)
+    mechanism = Mechanism(*label, restored, len(pairs.query), offsets)
     components = measure_components(subject.model, carried, rng, offsets)
     return [mechanism, components] if edited is None else [mechanism, edited, components]
 
@@ -136,8 +135,6 @@ class Mechanism(Finding):
     label: str
     reason: str
     evidence: tuple[Measured, ...]
-    follows_key: Measured
-    follows_position: Measured
     restored: Restored | None
     rows: int
     offsets: Offsets = IN_PLACE

@@ -80,7 +80,6 @@ class Restored:
     depths: Int[np.ndarray, " k"]
     share: Float[np.ndarray, "5 k"]
     interval: Float[np.ndarray, "5 k 2"]
-    rows: int
     queries: int
 
 
@@ -97,7 +96,6 @@ def restore(model: LanguageModel, known: Baseline, rng: np.random.Generator) -> 
         depths=np.array([0, *inner, n_layers]),
         share=np.concatenate([begin, share, end], 1),
         interval=np.concatenate([ends[0], interval, ends[1]], 1),
-        rows=len(known.clean),
         queries=2 * int(known.pairs.valid.sum()),
     )
 
@@ -168,8 +166,6 @@ class Components(Finding):
     share: Float[np.ndarray, "n 4"]
     interval: Float[np.ndarray, "n 4 2"]
     rows: int
-    queries: int
-    n_layers: int
     offsets: Offsets = IN_PLACE
 
     title = "Which component carries the answer"
@@ -201,7 +197,7 @@ class Components(Finding):
         for n, s in find_carriers(self)[:MOST]:
             share, placebo = format_share(self.share[n, s]), format_share(self.share[n, -1])
             rows.append((self._name(n, s), share, format_ends(self.interval[n, s]), placebo))
-        columns = "restored by", "share", "95 % interval", "placebo"
+        columns = "restored by", "share", f"95 % interval, {self.rows} rows", "placebo"
         return Table(columns, tuple(rows)) if rows else None
 
     def _name(self, n: int, s: int) -> str:
@@ -246,8 +242,6 @@ def measure_components(
         share=share.T,
         interval=interval.swapaxes(0, 1),
         rows=len(known.clean),
-        queries=2 * int(known.pairs.valid.sum()),
-        n_layers=n_layers,
         offsets=offsets,
     )
 
@@ -326,7 +320,8 @@ class Edited(Finding):
             left, placebo = format_share(self.left[arm, i]), format_share(self.placebo[arm, i])
             ends = format_ends(self.interval[arm, i])
             rows.append((edge, str(self.layers[i]), left, ends, placebo))
-        return Table(("edit", "layer", "left", "95 % interval", "placebo"), tuple(rows))
+        ends = f"95 % interval, {self.rows} rows"
+        return Table(("edit", "layer", "left", ends, "placebo"), tuple(rows))
 
     def _find_least(self, arm: int) -> tuple[int, bool]:
         """Return where an edit leaves least, and whether that is surely less than its placebo.

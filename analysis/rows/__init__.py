@@ -50,9 +50,7 @@ class RowLayout(Finding):
         answers: what is right there, as text; empty where nothing is scored.
     """
 
-    task: str
     seq_len: int
-    rows: int
     role_names: tuple[str, ...]
     a_row: Float[np.ndarray, " roles"]
     scored: float
@@ -201,9 +199,7 @@ def lay_out(task: Task, batch: Batch) -> RowLayout:
 
     cut = f", positions {window.start:,} to {end - 1:,}" * (end - window.start < seq_len)
     return RowLayout(
-        task=task.name,
         seq_len=seq_len,
-        rows=len(targets),
         role_names=task.role_names,
         a_row=np.array([(roles == i).sum(1).mean() for i in names]),
         scored=float(scored.sum(1).mean()),

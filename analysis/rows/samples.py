@@ -88,7 +88,6 @@ class Continuations(Finding):
     bits: Estimate
     perplexity: Estimate
     samples: tuple[Sample, ...]
-    top_k: int
     legal: Legal | None
     why: str = ""
 
@@ -164,7 +163,6 @@ def measure(subject: Subject) -> list[Continuations]:
             bits=bits,
             perplexity=Estimate(*(2.0**value for value in vars(bits).values())),
             samples=samples,
-            top_k=min(TOP_K, subject.task.vocab_size),
             legal=measure_legality(subject.batch, found, rng),
             why=why,
         )

@@ -61,8 +61,6 @@ class TokenRow(Finding):
         links: query, key and value of each pair, as indices into what is shown.
     """
 
-    row: int
-    chosen: str
     seq_len: int
     scored: int
     right: int
@@ -147,8 +145,6 @@ def measure(subject: Subject) -> list[TokenRow]:
     pairs = pairs[np.isin(pairs, shown).all(1)]
     return [
         TokenRow(
-            row=row,
-            chosen=chosen,
             seq_len=seq_len,
             scored=int((targets != IGNORE).sum()),
             right=int((answers == targets)[targets != IGNORE].sum()),

@@ -174,13 +174,11 @@ class Onset:
     Attributes:
         layer: the block where it changes most; None for the model as a whole.
         change: None where it changes by less than a tenth, or at no definite time.
-        moved: whether its values move by a tenth, which tells these two cases apart.
     """
 
     quantity: str
     layer: int | None
     change: Change | None
-    moved: bool
 
 
 @dataclass(frozen=True)
@@ -367,9 +365,7 @@ def date_changes(
 
 def find_onsets(paths: Paths) -> tuple[Onset, ...]:
     """Return when each quantity changes, in the layer where it changes most."""
-    return tuple(
-        Onset(path.dated, path.lead.layer, path.change, path.moved) for path in paths.paths
-    )
+    return tuple(Onset(path.dated, path.lead.layer, path.change) for path in paths.paths)
 
 
 def _format_bracket(change: Change) -> str:

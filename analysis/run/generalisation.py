@@ -47,7 +47,6 @@ class AccuracyByOption(Finding):
     accuracy: Float[np.ndarray, " n"]
     interval: Float[np.ndarray, "n 2"]
     chance: Float[np.ndarray, " n"]
-    rows: tuple[int, ...]
     reference: float | None
     reference_interval: tuple[float, float] | None
     rival: tuple[str, float]
@@ -191,7 +190,6 @@ def collect_evaluations(
         accuracy=np.array([entry["accuracy"] for entry in done], np.float64),
         interval=np.array([entry["interval"] for entry in done], np.float64).reshape(-1, 2),
         chance=np.array([entry["chance"] for entry in done], np.float64),
-        rows=tuple(entry["rows"] for entry in done),
         reference=right,
         reference_interval=ends,
         rival=find_rival(run),

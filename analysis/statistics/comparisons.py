@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from analysis.words import count_interval_decimals, percent
 from lab.intervals import Z95, bound_share
 
-Alternative = Literal["two-sided", "greater"]
 FLIPS = 2000
 """Random sign flips behind a p value."""
 SURE = 0.05
@@ -66,30 +65,6 @@ def westfall_young(
     return (1 + (lowest[:, None] <= unit.sum(0)).sum(0)) / (1 + FLIPS)
 
 
-def permutation_p(
-    ours: Sequence[float] | Float[np.ndarray, " n"],
-    theirs: Sequence[float] | Float[np.ndarray, " m"],
-    alternative: Alternative = "two-sided",
-) -> float:
-    """Return the p that a group's sum differs from, or is greater than, that of random groups.
-
-    It is exact; with more than `SPLITS` ways to split the values, that many are drawn.
-    """
-    from scipy.stats import permutation_test
-
-    if min(len(ours), len(theirs)) < 2:
-        return 1.0  # a single run is not a sample
-    found = permutation_test(
-        (np.asarray(ours), np.asarray(theirs)),
-        lambda ours, theirs, axis: ours.sum(axis=axis),
-        n_resamples=SPLITS,
-        vectorized=True,
-        alternative=alternative,
-        rng=np.random.default_rng(0),
-    )
-    return min(1.0, float(found.pvalue))
-
-
 def sign_flip_p(gains: Float[np.ndarray, " n"]) -> float:
     """Return the two-sided p of the sign-flip test for a mean of paired differences.
 
@@ -115,22 +90,31 @@ def log_rank_p(
     solved: Sequence[bool],
     other_times: Sequence[float],
     other_solved: Sequence[bool],
-    alternative: Alternative = "two-sided",
 ) -> float:
-    """Return the p of the log-rank test, exact under permutation of the runs.
-
-    With the alternative "greater", it is one-sided: the first group is solved sooner.
+    """Return the two-sided p of the log-rank test, exact under permutation of the runs.
 
     The statistic is the first group's observed minus expected events, a sum over its runs of
     δ − H(t), where H is the Nelson–Aalen cumulative hazard of all runs together. The test permutes
-    these terms, because the usual χ² is far off with three runs in a group.
+    these terms, because the usual χ² is far off with three runs in a group. With more than `SPLITS`
+    ways to split the runs, that many are drawn.
     """
+    from scipy.stats import permutation_test
+
+    if min(len(times), len(other_times)) < 2:
+        return 1.0  # a single run is not a sample
     at, events = np.array([*times, *other_times]), np.array([*solved, *other_solved], dtype=float)
     ends, places = np.unique(at, return_inverse=True)
     at_risk = (at >= ends[:, None]).sum(1)
     hazard = (np.bincount(places, events) / at_risk).cumsum()
     scores = events - hazard[places]
-    return permutation_p(scores[: len(times)], scores[len(times) :], alternative)
+    found = permutation_test(
+        (scores[: len(times)], scores[len(times) :]),
+        lambda ours, theirs, axis: ours.sum(axis=axis),
+        n_resamples=SPLITS,
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    return min(1.0, float(found.pvalue))
 
 
 def compute_least_p(runs: int, others: int) -> float:

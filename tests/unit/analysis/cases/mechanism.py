@@ -25,9 +25,9 @@ def mechanism(
         Measured(name, value, (value - half, value + half)) for name, value in (*FOLLOW, *evidence)
     )
     share = np.zeros((5, depths))
-    restored = Restored(np.arange(depths), share, np.stack([share, share], -1), 8, 16)
+    restored = Restored(np.arange(depths), share, np.stack([share, share], -1), 16)
     offsets = Offsets({1: later}, {0: later}) if later else Offsets()
-    return Mechanism(label, "this is why", found, found[0], found[1], restored, 8, offsets)
+    return Mechanism(label, "this is why", found, restored, 8, offsets)
 
 
 def components(*low: float) -> Components:
@@ -35,7 +35,7 @@ def components(*low: float) -> Components:
     n = len(low)
     share, ends = np.zeros((n, 4)), np.zeros((n, 4, 2))
     share[:, 0], ends[:, 0, 0], ends[:, 0, 1] = np.array(low) + 0.1, low, np.array(low) + 0.2
-    return Components(np.arange(n), ("mixer",) * n, share, ends, 8, 16, n)
+    return Components(np.arange(n), ("mixer",) * n, share, ends, 8)
 
 
 def edited(left: tuple[float, float], half: tuple[float, float] = (0.1, 0.1)) -> Edited:

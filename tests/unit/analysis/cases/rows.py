@@ -21,14 +21,14 @@ def layout(*scored: float) -> RowLayout:
     """Return a row of four keys and four queries by how many positions of each are scored."""
     cells, text = np.repeat([0, 1], 4)[None], (tuple("abcdefgh"),)
     counts = np.full(2, 4.0), float(sum(scored)), np.array(scored)
-    return RowLayout("mqar", 8, 1, ("key", "query"), *counts, 0, 8, cells, text, text, "Rows")
+    return RowLayout(8, ("key", "query"), *counts, 0, 8, cells, text, text, "Rows")
 
 
 def row(right: int, shown: int = 4, heads: tuple[Looks, ...] = ()) -> TokenRow:
     """Return a row of four tokens and three questions, by how many tokens are shown."""
     asked = ("b",) * (shown - 1) + ("",)
     text = tuple(range(shown)), ("a",) * shown, (0,) * shown, asked, asked
-    return TokenRow(0, "the first", 4, 3, right, ("key",), heads, *text, (), "Row 0")
+    return TokenRow(4, 3, right, ("key",), heads, *text, (), "Row 0")
 
 
 def binned(*shares: float, half: float = 0.1) -> Bins:
@@ -45,7 +45,7 @@ def placed(position: Bins | None, role: Bins | None = None) -> AccuracyByPlace:
 
 def texts(bits: float, half: float = 0.1, **changed: Any) -> Continuations:
     ends = Estimate(bits, bits - half, bits + half, 8.0)
-    return replace(Continuations("byte", 8, 99, ends, ends, (), 5, None), **changed)
+    return replace(Continuations("byte", 8, 99, ends, ends, (), None), **changed)
 
 
 def capacity(*accuracy: float, first: int = 1) -> Capacity:

@@ -46,7 +46,7 @@ def curve(*values: float, quantity: Any = "accuracy", **changed: Any) -> Curve:
 def reach(accuracy: float, half: float, **changed: Any) -> AccuracyByOption:
     """Return the accuracy at twice the length; training's is 90 %, chance 10 %."""
     ends, trained = np.array([[accuracy - half, accuracy + half]]), (16.0, 16.0)
-    measured: Any = (np.array([accuracy]), ends, np.array([0.1]), (64,))
+    measured: Any = (np.array([accuracy]), ends, np.array([0.1]))
     rest: Any = (0.9, (0.85, 0.95), ("a guess", 0.1), 9, ())
     made = AccuracyByOption("seq_len", ("32",), (32.0,), trained, "16", *measured, *rest)
     return replace(made, title="Reach", **changed)
@@ -59,7 +59,7 @@ def follow(levels: np.ndarray) -> Paths:
 
 
 def at(name: str, low: int, high: int) -> Onset:
-    return Onset(name, None, Change(low + 1.0, low, high, low, high, 0.0, 1.0), moved=True)
+    return Onset(name, None, Change(low + 1.0, low, high, low, high, 0.0, 1.0))
 
 
 def orders(*firsts: str) -> Onsets:
@@ -77,7 +77,7 @@ def guess(low: float) -> AccuracyByOption:
     return reach(0.2, 0.05, interval=np.array([[low, 0.3]]))
 
 
-STILL = Onset("a", None, None, moved=False)
+STILL = Onset("a", None, None)
 EARLY, LATE = at("a", 8, 16), at("b", 32, 64)
 RIVAL = ("a guess", 0.85)
 CASES = [
