@@ -155,12 +155,6 @@ def test_an_order_that_changes_inside_the_window_of_rates_is_undecided():
     assert decide(pl.concat([low, same]), DIFFERENCE, FACTORS).outcome == "holds"
 
 
-def test_one_seed_decides_nothing():
-    one = plant({"a": 0.9, "b": 0.1}, np.random.default_rng(0), seeds=1)
-    found = decide(one, DIFFERENCE, FACTORS)
-    assert (found.outcome, found.because) == ("undecided", "one seed has no interval")
-
-
 CLAIMS = sorted(HOME.glob("*.toml"))
 
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from analysis.claims.claim import Claim, Statistic
+from analysis.claims.claim import Statistic
 from analysis.claims.verdict import collect_costs, decide_costs, estimate_ratio
 from lab.bench import costs
 from lab.cli import app
@@ -178,9 +178,3 @@ def test_files_that_the_lab_did_not_make_are_not_overwritten(name, tmp_path):
     assert mine.read_text() == "{}"
     assert run(tmp_path / "tiny.toml", TINY, "--force").exit_code == 0
     assert run(tmp_path / "tiny.toml", TINY).exit_code == 0
-
-
-def test_a_claim_about_costs_has_no_power(tmp_path):
-    file = tmp_path / "tiny.toml"
-    file.write_text(TINY)
-    assert Claim.read(file).power is None

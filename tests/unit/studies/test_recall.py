@@ -1,12 +1,10 @@
 """Verdicts of the recall study on planted tables; its figure."""
 
 import numpy as np
-import plotly.graph_objects as go
 import polars as pl
 import pytest
 
 from analysis.base import Finding
-from analysis.pages.export import save
 from analysis.studies import recall as recalled
 from lab.studies import recall
 from lab.studies.published import PUBLISHED
@@ -121,13 +119,3 @@ def test_the_papers_numbers_are_all_there():
     assert len(PUBLISHED) == 4 * 4 * 4
     assert PUBLISHED["attention", 2048, 256] == 0.36
     assert PUBLISHED["dynamic mask attention", 512, 64] == 0.79
-
-
-def test_the_figure_is_drawn(tmp_path):
-    (found,) = compare(recall_rows("attention", 0.9), recall_rows("SSD, RoPE", 0.4))
-    fig = found.figure()
-    assert isinstance(fig, go.Figure)
-    names = [trace["name"] for trace in fig.to_dict()["data"] if trace["showlegend"]]
-    assert names[:2] == ["attention", "SSD, RoPE"]
-    assert "paper: Based" in names
-    save(fig, tmp_path / "recall.html")

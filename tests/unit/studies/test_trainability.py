@@ -5,7 +5,6 @@ import math
 import numpy as np
 import polars as pl
 
-from analysis.pages.export import save
 from analysis.studies import trainability as trained
 from lab.studies.trainability import BASELINE
 from lab.sweeps.table import MEASURED
@@ -61,22 +60,3 @@ def test_a_planted_effect_is_found_and_a_null_is_not():
         f"sooner than the baseline, {BASELINE}: 1 of 22; later: 1; with too few runs to differ, "
         "whatever their effect: 0."
     )
-
-
-def test_the_verdict_is_silent_on_a_null_and_says_when_runs_are_too_few():
-    three = plant(BASELINE, [300, 310, 320])
-    (found,) = trained.measure(pl.concat([three, plant("fast", [100, 110, 120])]))
-    assert not any(effect.counts for effect in found.effects)
-    assert (
-        ": 0 of 1; later: 0; with too few runs to differ, whatever their effect: 1." in found.says
-    )
-    (alone,) = trained.measure(three)
-    assert alone.says.startswith("There is nothing to compare: run the baseline and at least one")
-    assert trained.measure(three.clear()) == ()
-
-
-def test_the_figure_is_drawn(tmp_path):
-    (found,) = trained.measure(pl.concat([BEFORE, plant("never <b>", [700] * 3, [False] * 3)]))
-    fig = found.figure()
-    save(fig, tmp_path / "map.html")
-    assert "never &lt;b&gt;" in str(fig)

@@ -56,50 +56,66 @@ def test_what_each_intervention_does_to_induction(name):
     assert edited.placebo_followed.tolist() == [0, 0]
 
 
-def test_keys_or_queries_carry_a_direct_answer():
-    for layer, site in ((0, "query"), (1, "key")):
-        found, _ = measure_planted(f"direct in layer {layer}")
-        assert found.restored is not None
-        shares: dict[str, float] = dict(zip(SITES, found.restored.share[:, 1], strict=True))
-        assert shares.pop(site) == pytest.approx(1, abs=1e-5)
-        assert list(shares.values()) == pytest.approx([0] * 4, abs=1e-5)
+def walk(model, inputs, place=None, change=None):
+    """Return logits of a row, and the residual stream and what is added to it, by place.
+
+    A place is a depth, or a block and its mixer or transform; what passes one may be changed.
+    """
+    x, seen = model.embed(inputs), {}
+
+    def note(where, of):
+        seen[where] = of if change is None or where != place else change(of)
+        return seen[where]
+
+    for i, block in enumerate(model.blocks):
+        x = note(i, x)
+        if block.mixer is not None:
+            x = x + note((i, "mixer"), block.mixer(block.norm_mixer(x)))
+        if block.mlp is not None:
+            x = x + note((i, "transform"), block.mlp(block.norm_mlp(x)))
+    return model.head(model.norm_final(note(len(model.blocks), x)))[0], seen
+
+
+def restore_at(clean: torch.Tensor, positions: list[int]):
+    def change(x):
+        x = x.clone()
+        for position in positions:
+            x[0, position] = clean[0, position]
+        return x
+
+    return change
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("stack", ["AM*3", "SM*2"])
+@pytest.mark.parametrize("stack", ["AM*3", "SM*2", "SM NM"])
 def test_restoring_is_the_loop_over_rows(stack):
     model, pairs = build_random(stack)
-    found = restore(model, measure_baseline(model, pairs), make_generator())
-    n_layers = len(model.blocks)
-    assert found.depths.tolist() == list(range(n_layers + 1))
-    assert found.queries == 2 * int(pairs.valid.sum()) >= 4
-    for depth in range(n_layers + 1):
-        above: dict[str, float] = dict.fromkeys(SITES[:4], 0.0)
-        below = 0.0
+    known = measure_baseline(model, pairs)
+    restored = restore(model, known, make_generator())
+    parts = measure_components(model, known, make_generator())
+    assert restored.queries == 2 * int(pairs.valid.sum()) >= 4
+    places = [*restored.depths.tolist(), *zip(parts.layers.tolist(), parts.components, strict=True)]
+    assert set(places) == set(walk(model, pairs.clean.inputs[:1])[1])
+    shares = [*restored.share[:4].T, *parts.share[:, :3]]
+    for place, found in zip(places, shares, strict=True):
+        above, below = np.zeros(len(found)), 0.0
         for row in pairs.valid[:, 0].nonzero()[:, 0].tolist():
-            sites = [set(z[row].flatten().tolist()) for z in (pairs.key, pairs.value, pairs.query)]
-            sites.append(set(range(16)) - sites[0] - sites[1] - sites[2])
-            clean = model.embed(pairs.clean.inputs[row : row + 1])
-            corrupt = model.embed(pairs.corrupt.inputs[row : row + 1])
-            for block in model.blocks[:depth]:
-                clean, corrupt = block(clean), block(corrupt)
-            for site, positions in (("none", set()), *zip(SITES[:4], sites, strict=True)):
-                x = corrupt.clone()
-                for position in positions:
-                    x[0, position] = clean[0, position]
-                for block in model.blocks[depth:]:
-                    x = block(x)
-                logits = model.head(model.norm_final(x))[0]
-                whole = model(pairs.clean.inputs[row : row + 1])[0]
-                none = model(pairs.corrupt.inputs[row : row + 1])[0]
-                for j in range(2):
-                    left = compute_margin(none, pairs, row, j)
-                    if site == "none":
-                        below += compute_margin(whole, pairs, row, j) - left
-                    else:
-                        above[site] += compute_margin(logits, pairs, row, j) - left
-        expected = [of / below for of in above.values()]
-        assert found.share[:4, depth].tolist() == pytest.approx(expected, abs=1e-8)
+            sites = [z[row].flatten().tolist() for z in (pairs.key, pairs.value, pairs.query)]
+            taken = {i for site in sites for i in site}
+            sites.append([i for i in range(16) if i not in taken])
+            edited = pairs.corrupt.inputs[row : row + 1]
+            (whole, clean), (none, _) = (
+                walk(model, inputs) for inputs in (pairs.clean.inputs[row : row + 1], edited)
+            )
+            after = [
+                walk(model, edited, place, restore_at(clean[place], site))[0]
+                for site in sites[: len(found)]
+            ]
+            for j in range(2):
+                left = compute_margin(none, pairs, row, j)
+                above += [compute_margin(logits, pairs, row, j) - left for logits in after]
+                below += compute_margin(whole, pairs, row, j) - left
+        assert found.tolist() == pytest.approx((above / below).tolist(), abs=1e-8)
 
 
 class Edit(nn.Module):
@@ -202,56 +218,6 @@ def test_depths_of_a_deep_model_are_spread(monkeypatch):
     assert depths.tolist() in ([0, 1, 4, 8, 9], [0, 1, 5, 8, 9])
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("stack", ["AM*2", "SM NM"])
-def test_components_are_the_loop_over_rows(stack):
-    model, pairs = build_random(stack)
-    found = measure_components(model, measure_baseline(model, pairs), make_generator())
-    kinds = ["mixer", "transform"]
-    named = [*zip(found.layers.tolist(), found.components, strict=True)]
-    every = [(layer, kind) for layer in (0, 1) for kind in kinds]
-    assert named == [one for one in every if stack != "SM NM" or one != (1, "mixer")]
-    for n, (layer, kind) in enumerate(named):
-        above, below = [0.0] * 3, 0.0
-        for row in pairs.valid[:, 0].nonzero()[:, 0].tolist():
-            batches = (pairs.clean.inputs, pairs.corrupt.inputs)
-            residuals, added = [], []
-            for inputs in batches:
-                x = model.embed(inputs[row : row + 1])
-                for i, block in enumerate(model.blocks):
-                    assert isinstance(block, Block)
-                    for part, norm, name in (
-                        (block.mixer, block.norm_mixer, "mixer"),
-                        (block.mlp, block.norm_mlp, "transform"),
-                    ):
-                        if (i, name) == (layer, kind):
-                            assert part is not None
-                            assert norm is not None
-                            residuals.append(x)
-                            added.append(part(norm(x)))
-                        x = x if part is None or norm is None else x + part(norm(x))
-            whole, none = (model(inputs[row : row + 1])[0] for inputs in batches)
-            for s, places in enumerate((pairs.key, pairs.value, pairs.query)):
-                x = residuals[1] + added[1]
-                for position in places[row].flatten().tolist():
-                    x[0, position] = residuals[1][0, position] + added[0][0, position]
-                block = model.blocks[layer]
-                assert isinstance(block, Block)
-                if kind == "mixer" and block.mlp is not None:
-                    assert block.norm_mlp is not None
-                    x = x + block.mlp(block.norm_mlp(x))
-                for later in model.blocks[layer + 1 :]:
-                    x = later(x)
-                logits = model.head(model.norm_final(x))[0]
-                for j in range(2):
-                    above[s] += compute_margin(logits, pairs, row, j) - compute_margin(
-                        none, pairs, row, j
-                    )
-            for j in range(2):
-                below += compute_margin(whole, pairs, row, j) - compute_margin(none, pairs, row, j)
-        assert found.share[n, :3].tolist() == pytest.approx([a / below for a in above], abs=1e-8)
-
-
 @pytest.mark.parametrize("name", ["induction", "positional", "undecided, untrained"])
 def test_planted_components_are_named_and_no_others(name):
     results = measure(Subject(mechanisms.TASK, MAKERS[name](), ROWS))
@@ -274,15 +240,7 @@ def test_a_component_is_named_by_chance_in_few_of_a_hundred_cases():
         value, ends = estimate_share(rows, rng)
         share, interval = np.full((1, 4), value), np.tile(ends, (1, 4, 1)).astype(float)
         share[0, -1], interval[0, -1] = 0, (-0.01, 0.01)
-        one = Components(np.zeros(1, int), ("mixer",), share, interval, 12, 24, 1)
+        one = Components(np.zeros(1, int), ("mixer",), share, interval, 12)
         named += bool(find_carriers(one))
     # 2.5 % by the interval, which 12 rows make a point or two short; two standard errors are 4.
     assert named <= 8
-
-
-def test_a_share_is_bold_where_its_interval_excludes_zero():
-    share = np.array([[0.5, -0.5, 0.5, 0.0]])
-    ends = np.array([[[0.1, 0.9], [-0.9, -0.1], [0.0, 1.0], [-1.0, 0.0]]])
-    one = Components(np.zeros(1, int), ("mixer",), share, ends, 12, 24, 1)
-    [heatmap] = one.figure().to_dict()["data"]
-    assert [*heatmap["text"][0]] == ["<b>0.50</b>", "<b>-0.50</b>", "0.50", "0.00"]

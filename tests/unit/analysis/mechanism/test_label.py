@@ -15,7 +15,7 @@ from analysis.plain import to_plain
 from tasks.base import IGNORE, Batch
 from tests import mechanisms
 from tests.unit.analysis.cases.mechanism import edited
-from tests.unit.analysis.mechanism.planted import MAKERS, ROWS, measure_mechanism, measure_planted
+from tests.unit.analysis.mechanism.planted import MAKERS, measure_planted
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -62,7 +62,7 @@ def make_restored(
     inner = np.array([key, value, query, 0.0, placebo])[:, None]
     share = np.concatenate([np.eye(5)[:, :1], inner, np.eye(5)[:, 2:3]], 1)
     interval = np.stack([share - half, share + half], -1)
-    return Restored(np.array([0, 1, 2]), share, interval, 8, 16)
+    return Restored(np.array([0, 1, 2]), share, interval, 16)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def make_edited(values: float, others: float, half: float = 0.02) -> Edited:
 )
 def test_one_block_is_direct_only_where_the_answer_goes_with_the_values(edited, label):
     ends = np.eye(5)[:, [0, 2]]
-    restored = Restored(np.array([0, 1]), ends, np.stack([ends, ends], -1), 8, 16)
+    restored = Restored(np.array([0, 1]), ends, np.stack([ends, ends], -1), 16)
     found, reason, told = classify(make_followed(0.9, 0.0), restored, edited)
     assert found == label
     assert (found == "undecided") == ("no inner depth" in reason)
@@ -124,14 +124,9 @@ def test_a_label_from_some_depths_says_of_how_many():
     shares = np.stack([make_restored(0.1, key=0.9).share[:, 1]] * 4, 1)
     ends = np.stack([shares - 0.02, shares + 0.02], -1)
     for last, said in ((3, "at any depth"), (12, "at the 2 of 11 depths tried")):
-        restored = Restored(np.array([0, 1, 2, last]), shares, ends, 8, 16)
+        restored = Restored(np.array([0, 1, 2, last]), shares, ends, 16)
         label, reason, _ = classify(make_followed(0.9, 0.0), restored, None)
         assert (label, reason) == ("direct", f"no value's position carries its key {said}")
-
-
-def test_one_row_has_no_interval_and_so_no_label():
-    found, _ = measure_mechanism(mechanisms.induction(), ROWS[:1])
-    assert found.label == "undecided"
 
 
 def drop_links(batch: Batch) -> Batch:
@@ -157,18 +152,6 @@ def test_where_there_is_nothing_to_exchange_it_says_so(task, change, why):
     batch = change(task.batch(split="test", size=3))
     with pytest.raises(NotApplicableError, match=why):
         measure(Subject(task, mechanisms.untrained(), batch))
-
-
-def test_figures_show_every_site_and_edit():
-    found, changed = measure_planted("induction")
-    assert changed is not None
-    fig = found.figure()
-    assert fig is not None
-    names = [line["name"] for line in fig.to_dict()["data"]]
-    assert names == ["keys", "values", "queries", "all else", "placebo"]
-    assert len(changed.figure().to_dict()["data"]) == 6
-    untrained, _ = measure_planted("undecided, untrained")
-    assert (untrained.restored is None) == (untrained.figure() is None)
 
 
 def test_an_edit_without_effect_is_seldom_said_to_leave_less():

@@ -54,12 +54,6 @@ def places(fig):
     }
 
 
-def test_every_law_has_a_row_and_one_mark(fig, places):
-    assert sorted(places) == list(range(len(LAWS)))
-    assert list(fig.layout.yaxis.ticktext) == [entry["law"] for entry in LAWS]
-    assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1], "the first is on top"
-
-
 def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(fig, places):
     low, high = fig.layout.xaxis.range
     ticks = {
@@ -79,20 +73,6 @@ def test_outcomes_differ_in_symbol_as_well_as_colour(fig):
     named = {t.name: t.marker.symbol for t in fig.data if t.name in MARKS}
     assert set(named) == set(MARKS)
     assert len(set(named.values())) == len(MARKS)
-
-
-def test_laws_alike_are_drawn_too():
-    for verdict in MARKS:
-        alone = Laws("Laws", {**CERTIFICATE, "laws": [law("causal", verdict)]}).figure()
-        assert verdict in [trace.get("name") for trace in alone.to_dict()["data"]]
-
-
-def test_words_name_what_fails():
-    found = Laws("Laws", CERTIFICATE)
-    assert found.says == "Of 6 laws 2 hold, 2 fail, 1 not applicable, 1 not decided."
-    table = found.numbers()
-    assert table
-    assert table.rows == (("causal", "moves output 0"), ("stable", "not finite"))
 
 
 def test_the_page_escapes_and_holds_the_program():

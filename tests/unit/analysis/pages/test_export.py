@@ -63,10 +63,6 @@ def test_an_html_opens_without_the_network(saved, page):
     assert not [url for url in asked if url.startswith(("http", "ws"))]
 
 
-def test_nothing_else_is_written(saved):
-    assert {p.name for p in saved.iterdir()} == {f"figure.{k}" for k in ("png", "svg", "html")}
-
-
 @pytest.mark.parametrize("name", ["figure.pdf", "figure", ".png"])
 def test_another_suffix_lists_the_three(tmp_path, name):
     with pytest.raises(ValueError, match=r"must end in .png, .svg or .html"):

@@ -27,12 +27,6 @@ def test_a_stamp_names_the_run_the_step_and_the_seed(tmp_path):
     assert page.make_stamp(replace(trained, step=0)).endswith(" · mine · initial weights · seed 3")
 
 
-def test_values_of_a_configuration_are_written_to_be_read():
-    values = {"a": True, "b": None}
-    assert page._format_value(values) == "a=yes, b=–"
-    assert [*map(page._format_value, ({}, False, (1, 2), 0))] == ["–", "no", "1, 2", "0"]
-
-
 def test_few_sections_are_all_open_and_the_first_key_findings_are_shown():
     few = [f"analysis {i}" for i in range(FEW)]
     assert choose_open(few) == {*few}

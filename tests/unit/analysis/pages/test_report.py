@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from analysis import ANALYSES, QUICK
-from analysis.base import Analysis, Subject
+from analysis import QUICK
+from analysis.base import Subject
 from analysis.examination import examine
 from analysis.pages.report import render
 from analysis.provenance import find_commit, hash_data
@@ -58,12 +58,6 @@ def test_the_interval_is_that_of_the_result_or_takes_each_row_for_one_answer(tmp
     assert json.loads(record[1])["interval"] == expected
 
 
-def test_every_analysis_measures_describes_and_draws():
-    for analysis in ANALYSES.values():
-        assert isinstance(analysis, Analysis)
-        assert analysis.__doc__
-
-
 def test_the_data_hash_follows_the_rows(tmp_path):
     one, other = claimed(tmp_path / "one"), claimed(tmp_path / "other", fillers="zero")
     assert hash_data(one) == hash_data(claimed(tmp_path / "again"))
@@ -74,13 +68,3 @@ def test_the_commit_may_be_unknown(monkeypatch):
     assert find_commit() is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", find_commit() or "")
     monkeypatch.setenv("PATH", "")
     assert find_commit() is None
-
-
-@pytest.mark.parametrize("stack", ["NM", "AN"])
-def test_blocks_without_halves(tmp_path, stack):
-    task = TASKS["mqar"](seq_len=16, vocab_size=32)
-    run = Run(tmp_path / "run", task, ModelConfig(stack=stack, d_model=8), TrainConfig(test_rows=8))
-    run.claim()
-    page = page_of(run)
-    assert ('<section class="analysis" id="matrices">' in page) == (stack == "AN")
-    assert ("no block has a sequence mixer" in page) == (stack == "NM")

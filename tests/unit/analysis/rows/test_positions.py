@@ -11,7 +11,6 @@ from lab.intervals import wilson
 from lab.models import build
 from tasks.copying import Copy
 from tasks.induction import Induction
-from tasks.mqar import MQAR
 from tasks.word_problem import WordProblem
 
 
@@ -65,12 +64,6 @@ def test_rows_that_go_wrong_together_widen_the_interval():
     apart = bin_accuracy(number, np.arange(2), right, np.arange(80), rng)
     assert np.ptp(alike.interval) > 2 * np.ptp(apart.interval)
     assert describe_contrast(alike, "position", "positions") == "no position stands out"
-
-
-def test_queries_of_one_role_are_told_by_place_alone():
-    (found,) = measure(subject(MQAR(seq_len=16, vocab_size=32)))
-    assert found.roles == ("query",)
-    assert found.role is None
 
 
 @pytest.mark.parametrize(("low", "least", "most"), [(0.9, 0, 0.05), (0.6, 0.9, 1)])

@@ -93,20 +93,13 @@ def test_tokens_stand_in_their_cells_where_there_is_room():
 
 def test_what_a_token_looks_like_is_no_markup():
     found = RowLayout(
-        "text", 2, 1, ("<i>", "rest"), np.ones(2), 1.0, np.array([1.0, 0.0]), 0, 2,
+        2, ("<i>", "rest"), np.ones(2), 1.0, np.array([1.0, 0.0]), 0, 2,
         np.array([[0, 1]]), (("<b>", "&"),), (("<s>", ""),), "",
     )  # fmt: skip
     text = found.figure().to_json()
     assert text is not None
     for wrong in ("<b>", "<s>", "<i>"):
         assert wrong not in json.loads(text).__repr__()
-
-
-def test_the_last_role_is_grey_unless_it_is_the_only_one():
-    task = MQAR(seq_len=8, vocab_size=16)
-    colors = [color for _, color in cells(lay_out(task, task.batch(size=1))).colorscale]
-    assert len(set(colors)) == 4
-    assert colors[-1] == "#808691"
 
 
 def test_answers_beside_a_row_are_cut_where_there_is_no_room():

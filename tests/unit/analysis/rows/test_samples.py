@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.base import NotApplicableError, Passages, Subject
+from analysis.base import Passages, Subject
 from analysis.examination import examine
 from analysis.pages.page import PagePart, build_page, show_finding
 from analysis.rows.samples import measure, spell
@@ -14,7 +14,6 @@ from lab.config import ModelConfig, TrainConfig
 from lab.models import Block, build
 from lab.training.run import Run
 from tasks.language import Language
-from tasks.mqar import MQAR
 from tasks.next_byte import Bytes
 
 TEXT = "<script>alert('no')</script> & más \x1b\x7f\r\n" * 40
@@ -117,8 +116,3 @@ def test_legal_answers_are_those_that_the_walk_allows():
     assert found.legal.share == pytest.approx(legal / count)
     assert found.legal.guess == pytest.approx(allowed / count / 6)
     assert set(found.samples[0].drawn) <= set("abcdef|")
-
-
-def test_a_task_with_answers_writes_nothing():
-    with pytest.raises(NotApplicableError, match="not text"):
-        measure(subject(MQAR(seq_len=16, vocab_size=32)))

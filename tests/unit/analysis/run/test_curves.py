@@ -52,26 +52,6 @@ def test_long_curves_are_means_of_equal_runs(measured):
     assert accuracy.references == {"oracle": 1.0, "copy": 0.4, "chance": 0.01}
 
 
-def test_words_follow_the_numbers(measured):
-    loss, accuracy = (curve.says for curve in measured)
-    assert accuracy.endswith("is 20.0 % after step 5, and 100.0 % after step 25.")
-    assert loss.endswith("is 0.20 nats after step 5, and 0.04 nats after step 25.")
-
-
-def test_one_step_without_evaluation_can_be_drawn():
-    one = np.array([1])
-    none = np.zeros(0)
-    curve = Curve("loss", one, one / 2, 1, none.astype(int), none, none, {"uniform guess": 5.5})
-    assert curve.says.startswith("No evaluation yet")
-    assert curve.figure()
-
-
-def test_one_evaluation_is_no_journey():
-    one = np.array([30])
-    curve = Curve("accuracy", one, one / 60, 1, one, one / 60, one, {"chance": 0.1})
-    assert curve.says == "On rows held out, the accuracy is 50.0 % after step 30."
-
-
 def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     grown: Any = [{**row, "seq_len": 8 if row["step"] <= 10 else 16} for row in rows()]
     monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(grown)))
@@ -99,10 +79,10 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     assert line.x.tolist() == [11, 25]
 
 
-def curve(quantity, steps, values, final=None) -> Curve:
+def curve(quantity, steps, values) -> Curve:
     steps, values = np.array(steps), np.array(values)
     rows = np.full(len(steps), 64)
-    return Curve(quantity, steps, values, 1, steps, values, rows, {}, final=final, test_rows=1024)
+    return Curve(quantity, steps, values, 1, steps, values, rows, {})
 
 
 def find_jump(found: Curve) -> str:
@@ -116,8 +96,6 @@ def test_most_of_the_change_is_where_the_axis_that_is_drawn_shows_it():
     assert find_jump(found) == "between steps 30 and 40"
     found = curve("accuracy", range(10, 61, 10), [0.0, 0.01, 0.9, 0.92, 1.0, 1.0])
     assert find_jump(found) == "between steps 20 and 30"
-    steady = curve("accuracy", range(10, 61, 10), [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert find_jump(steady) == "at no one place"
 
 
 def test_noise_has_no_jump():
@@ -125,17 +103,6 @@ def test_noise_has_no_jump():
     for count, most in ((4, 0), (5, 8), (10, 1), (40, 0)):
         noise = [curve("accuracy", np.arange(count), rng.random(count)) for _ in range(200)]
         assert sum(find_jump(found) != "at no one place" for found in noise) <= most
-    flat = curve("accuracy", np.arange(9), np.full(9, 0.1))
-    assert find_jump(flat) == "at no one place"
-
-
-def test_the_result_is_on_the_curve():
-    """Also where no evaluation was due at the last step: `--max-minutes` ends a run anywhere."""
-    early = curve("accuracy", [10, 20], [0.1, 0.2], final=(33, 0.7))
-    assert ("on 1,024 test rows", "70.0 % after step 33") in early.numbers().rows
-    star: Any
-    [star] = early.figure().select_traces({"name": "test rows"})
-    assert (list(star.x), list(star.y)) == ([33], [0.7])
 
 
 def test_the_result_is_read_from_the_run(monkeypatch, tmp_path):

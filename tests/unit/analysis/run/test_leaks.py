@@ -52,12 +52,6 @@ def test_a_model_of_zeros_does_not_leak():
     assert (found.leaks, found.moved) == (False, 0.0)
 
 
-def test_rows_that_are_trained_on_are_counted():
-    task = WordProblem(group="Z2", seq_len=4)
-    found = check(task)
-    assert found.repeated == 8
-
-
 @pytest.mark.parametrize("tokens", [6, 12, 2**15], ids=["one row", "two rows", "all"])
 def test_training_rows_are_searched_to_the_last_block(monkeypatch, tokens):
     monkeypatch.setattr(leaks, "TRAINED_ROWS", 5)

@@ -11,7 +11,7 @@ from analysis.mixing import collect_mixers
 from analysis.run import trajectories
 from analysis.run.trajectories import choose_steps, choose_stretches, follow, take_few_rows
 from lab.training.run import Run
-from tasks.base import Batch, Task
+from tasks.base import Batch
 from tests.planted_runs import STEPS, edit, planted, subject
 
 
@@ -88,50 +88,43 @@ def test_loss_and_accuracy_are_the_mean_over_scored_positions(tmp_path):
     assert found.values[0] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.levels[0] == pytest.approx(math.exp(-np.mean(losses)), rel=1e-4)
     assert found.null == pytest.approx(math.log(32))
-    assert series(run, "accuracy").values[0] == pytest.approx(np.mean(right))
+    accuracy = series(run, "accuracy")
+    assert accuracy.values[0] == pytest.approx(np.mean(right))
+    assert accuracy.null == run.task.chance
 
 
-def test_expert_entropy_is_that_of_the_counts(tmp_path):
-    run = planted(tmp_path / "run", "AE", steps=(1,), options={"E.n_experts": 16, "E.k": 2})
-    one = subject(run)
-    seen: list[int] = []
-    name = "blocks.0.mlp.hook_expert_indices"
-    with one.model.hooks([(name, lambda x, _: seen.extend(x.flatten().tolist()))]):
+@pytest.mark.parametrize(
+    ("stack", "options", "quantity", "point"),
+    [
+        ("AE", {"E.n_experts": 16, "E.k": 2}, "expert entropy", "mlp.hook_expert_indices"),
+        ("IM", {"I.n_values": 4}, "value entropy", "mixer.hook_value_indices"),
+    ],
+)
+def test_entropies_are_those_of_the_counts(stack, options, quantity, point, tmp_path):
+    run = planted(tmp_path / "run", stack, steps=(1,), options=options)
+    one, seen = subject(run), []
+    with one.model.hooks([(f"blocks.0.{point}", lambda x, _: seen.extend(x.flatten().tolist()))]):
         one.model(one.batch.inputs)
     shares = [seen.count(e) / len(seen) for e in set(seen)]
     entropy = -sum(p * math.log(p) for p in shares)
-    found = series(run, "expert entropy", 0)
+    found = series(run, quantity, 0)
     assert found.values[0] == pytest.approx(math.exp(entropy))
     assert found.levels[0] == pytest.approx(entropy)
 
 
-def test_value_entropy_is_that_of_the_counts(tmp_path):
-    run = planted(tmp_path / "run", "IM", steps=(1,), options={"I.n_values": 4})
-    one = subject(run)
-    seen: list[int] = []
-    name = "blocks.0.mixer.hook_value_indices"
-    with one.model.hooks([(name, lambda x, _: seen.extend(x.flatten().tolist()))]):
-        one.model(one.batch.inputs)
-    shares = [seen.count(v) / len(seen) for v in set(seen)]
-    entropy = -sum(p * math.log(p) for p in shares)
-    assert series(run, "value entropy", 0).levels[0] == pytest.approx(entropy)
-
-
-def test_mask_drift_is_the_root_mean_square_of_what_was_added(tmp_path):
-    run = planted(tmp_path / "run", "AM", options={"A.mask": "soft"})
-    edit(run, 16, "blocks.0.mixer.mask.l", lambda table: table - 2)
-    sigmoid = [1 / (1 + math.exp(-x)) for x in (1.0, -1.0)]
-    drift = abs(math.log(sigmoid[1]) - math.log(sigmoid[0]))
+@pytest.mark.parametrize(
+    ("kind", "change", "drift"),
+    [
+        # From log σ(1) to log σ(−1); a closed mask counts as ten nats, however low it is.
+        ("soft", lambda table: table - 2, 1.0),
+        ("straight-through", torch.zeros_like, 10.0),
+    ],
+)
+def test_mask_drift_is_the_root_mean_square_of_what_was_added(kind, change, drift, tmp_path):
+    run = planted(tmp_path / "run", "AM", options={"A.mask": kind})
+    edit(run, 16, "blocks.0.mixer.mask.l", change)
     found = series(run, "mask drift", 0)
-    np.testing.assert_allclose(found.values, [0, 0, 0, drift, drift, drift], atol=1e-5)
-
-
-def test_a_closed_mask_counts_as_ten_nats_however_low(tmp_path):
-    run = planted(tmp_path / "run", "AM", options={"A.mask": "straight-through"})
-    edit(run, 16, "blocks.0.mixer.mask.l", torch.zeros_like)
-    np.testing.assert_allclose(
-        series(run, "mask drift", 0).values, [0, 0, 0, 10, 10, 10], atol=1e-4
-    )
+    np.testing.assert_allclose(found.values, [0, 0, 0, drift, drift, drift], atol=1e-4)
 
 
 def test_the_steps_of_a_long_history_are_thinned_but_not_around_the_jump(tmp_path, monkeypatch):
@@ -177,9 +170,3 @@ def test_resampled_rows_are_the_series_of_those_rows(tmp_path):
         [same] = [s for s in again if (s.quantity, s.layer) == (found.quantity, 0)]
         if same.head == found.head:
             assert found.resampled[resample, 1] == pytest.approx(same.levels[1], rel=1e-5)
-
-
-def test_the_task_is_what_names_chance(tmp_path):
-    run = planted(tmp_path / "run", steps=(1,))
-    assert isinstance(run.task, Task)
-    assert series(run, "accuracy").null == run.task.chance

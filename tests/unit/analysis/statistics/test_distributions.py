@@ -65,11 +65,6 @@ def test_coverage_is_the_loop(share):
         assert d.coverage(load, share) == fewest
 
 
-def test_nine_of_ten_equal_items_hold_nine_tenths():
-    assert d.coverage(np.full(10, 0.1), 0.9) == 9
-    assert d.coverage(np.full(1000, 1 / 3), 0.5) == 500
-
-
 @pytest.mark.parametrize("measure", [*MEASURES, lambda load: d.coverage(load, 0.5)])
 def test_no_load_is_no_distribution(measure):
     found = measure(np.array([[0.0, 0.0], [1.0, 1.0]]))
@@ -105,11 +100,6 @@ def test_mutual_information_is_the_loop(counts):
     found = d.mutual_information(counts)
     assert found == pytest.approx(expected, abs=ROUNDING)
     assert found == pytest.approx(d.mutual_information(counts.T), abs=ROUNDING)
-
-
-def test_information_at_its_ends():
-    assert d.mutual_information(np.outer([1, 2, 3], [4, 5])) == pytest.approx(0, abs=ROUNDING)
-    assert d.mutual_information(5 * np.eye(8)) == pytest.approx(math.log(8))
 
 
 def test_miller_madow_takes_the_bias_away():
