@@ -185,9 +185,9 @@ class Components(Finding):
         n, s = [*carriers, divmod(int(shares.argmax()), shares.shape[1])][0]
         share, ends, placebo = self.share[n, s], self.interval[n, s], self.share[n, -1]
         return (
-            f"Surely more than a third of the answer is restored by {len(carriers)} of "
-            f"{shares.size} components and positions, tried one at a time; the most by "
-            f"{self._name(n, s)}, {format_share(share)} (95 % interval {format_ends(ends)}; "
+            "Pairs of a component and a kind of position that surely restore more than a third of "
+            f"the answer, tried one at a time: {len(carriers)} of {shares.size}; most is restored "
+            f"by {self._name(n, s)}, {format_share(share)} (95 % interval {format_ends(ends)}; "
             f"placebo {format_share(placebo)})."
         )
 
@@ -307,7 +307,8 @@ class Edited(Finding):
         return (
             "Edits that surely leave less of the answer than their placebo: query → value blocked "
             f"in {read}, value → key blocked in {written}, two values exchanged in {exchanged}; "
-            f"the exchange moves {moved} of answers in layer {self.layers[i]} (placebo {placebo})."
+            f"exchanging them in layer {self.layers[i]} turns {moved} of the answers into the "
+            f"other value (placebo {placebo})."
         )
 
     def numbers(self) -> Table:

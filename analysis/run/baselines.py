@@ -55,9 +55,9 @@ class Standing(Finding):
 
     title = "Test accuracy against rules that need no training"
     reading = (
-        "The whisker is the 95 % interval over test rows; answers of a row may be right or wrong "
-        "together. The grey bars need no training: rules that see the row, and the oracle, which "
-        "solves the task."
+        "The whisker is the 95 % interval over test rows, which allows for answers of one row that "
+        "are right or wrong together. The grey bars need no training: shortcuts that look at the "
+        "row, and the oracle, plain code that works out the answer."
     )
 
     @property

@@ -64,11 +64,11 @@ class Curve(Finding):
     title: str = ""
 
     reading = (
-        "In the background: training batches, means of some steps each where there are many. Rows "
-        "held out are those of the length trained at then; test rows have full length, and the "
-        "weights of the result. Dotted: rules that need no training; one whose accuracy the length "
-        "of rows changes is drawn where rows have full length. Most of the change of the loss is "
-        "as on its logarithmic axis."
+        "Faint: training batches; in a long run a point is the mean of several steps. Rows held "
+        "out have the length that the model trained on at that step. Test rows have full length, "
+        "and are answered by the weights of the result. Dotted: rules that need no training; where "
+        "the row length changes a rule's accuracy, its line begins where rows have full length. "
+        "Where most of the loss changes is read on its logarithmic axis."
     )
 
     @property

@@ -33,9 +33,9 @@ FIRST = 0.5
 PANEL = 76
 """Height of a panel, px."""
 CRITERION = (
-    "A quantity moves if it changes by a tenth or more, in shares of 1 or in nats. The move has a "
-    "time if its two levels are further apart than in all but "
-    f"{100 * FALSE_ALARMS:.0f} % of random walks, and of white noise."
+    "A quantity moves if it changes by 0.1 or more, as a share of 1 or in nats. The move has a "
+    "definite time if the levels before and after it are further apart than in all but "
+    f"{100 * FALSE_ALARMS:.0f} % of random walks, and of series of white noise."
 )
 """What counts as a change, for the reader."""
 
@@ -125,11 +125,11 @@ class Paths(Finding):
 
     title = "Quantities by training step"
     reading = (
-        "The weights of the kept steps, all on the same test rows. The mark and its band show when "
-        "the layer that changes most does so, and between which steps that is: the split into two "
-        "levels of least squared distance over log(1 + step). Dotted: chance, or a uniform guess "
-        "or row. The change of the loss is that of e^−loss, the geometric mean of the right "
-        f"answers' probabilities. {CRITERION}"
+        "Each point is the weights of a kept step, all measured on the same test rows. The mark "
+        "shows when the layer that changes most does so, the band between which steps: at the "
+        "split into two levels with the least squared error over log(1 + step). Dotted: what "
+        "chance, a uniform guess or a uniform row gives. The change of the loss is that of "
+        f"e^−loss, the geometric mean of the right answers' probabilities. {CRITERION}"
     )
 
     @property
@@ -138,8 +138,8 @@ class Paths(Finding):
         names = [path.dated for path in self.paths if path.change is not None]
         named = f" ({join_names(names)})" if names else ""
         return (
-            f"One clear change by step {self.steps[-1]:,}, on {self.rows} of the test rows: "
-            f"{len(names) or 'none'} of {len(self.paths)} quantities{named}."
+            f"Quantities with one clear change by step {self.steps[-1]:,}, measured on {self.rows} "
+            f"of the test rows: {len(names) or 'none'} of {len(self.paths)}{named}."
         )
 
     def numbers(self) -> Table:
@@ -199,7 +199,7 @@ class Onsets(Finding):
     reading = (
         "The dot is half-way from one level to the other. The whisker spans the kept steps "
         "between which that point lies, also on resampled rows (95 %). Where whiskers overlap, "
-        "the order is not decided: such quantities are joined by “and”. By chance, two changes "
+        "the order is open: such quantities are joined by “and”. By chance, two changes "
         "come in the same order in all of n runs once in 2^(n − 1) times. The order belongs to "
         "what is named: e^−loss is the geometric mean of the right answers' probabilities, and "
         f"the loss in nats is half-way at another step. {CRITERION}"

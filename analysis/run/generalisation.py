@@ -83,9 +83,9 @@ class AccuracyByOption(Finding):
         """At which values the accuracy of training holds."""
         if not self.comparable:
             return (
-                f"With {self.option} at {self.trained_as}, as in training, the accuracy is not "
-                f"known to exceed that of {self.rival[0]} ({percent(self.rival[1])}), so that "
-                "it cannot be said to hold elsewhere."
+                f"With {self.option} at {self.trained_as}, as in training, the model is not surely "
+                f"better than {self.rival[0]} ({percent(self.rival[1])}), so there is no accuracy "
+                "that could hold elsewhere."
             )
         others = [i for i in range(len(self.values)) if not self._was_trained(i)]
         holds = [self.values[i] for i in others if self.verdicts[i] == HOLDS]

@@ -59,12 +59,14 @@ class LeakCheck(Finding):
     @property
     def says(self) -> str:
         """Whether the model sees later tokens, and how many test rows it trained on."""
-        verdict = "The model sees later tokens" if self.leaks else "Answers do not see later tokens"
+        verdict = (
+            "The model sees later tokens" if self.leaks else "The model does not see later tokens"
+        )
         if not self.replaced and not self.leaks:
             verdict = "No token after an answer was replaced, so a leak could not show"
         return (
-            f"{verdict}: replacing them changes {self.changed} of {self.answers:,} answers before "
-            f"them; of {self.rows:,} test rows, {self.repeated:,} stand among the first "
+            f"{verdict}: replacing them changes {self.changed} of {self.answers:,} earlier "
+            f"answers; of {self.rows:,} test rows, {self.repeated:,} are among the first "
             f"{self.trained:,} training rows."
         )
 
@@ -74,7 +76,7 @@ class LeakCheck(Finding):
         rows = (
             ("places at which rows were cut", f"{self.cuts}"),
             ("tokens replaced after them", f"{self.replaced:,}"),
-            ("largest move of a hidden state before, of the largest one", f"{self.moved:.1g}"),
+            ("largest change of a hidden state before them, of the largest", f"{self.moved:.1g}"),
             ("answers after the cut that change", behind),
         )
         return Table(("what", "found"), rows)

@@ -79,12 +79,15 @@ CASES = [
     Case("null", mechanism("undecided"), "Not decided: this is why.", "It "),
     Case("boundary", mechanism("mixed", *LITTLE), "in more than one way: this is why.", "Not"),
     Case("boundary", mechanism("undecided", *RESTORED, half=math.nan), "0.90 unknown", "It "),
-    Case("planted", components(0.5), "by 1 of 3 components and positions, tried one at a time;"),
+    Case("planted", components(0.5), "tried one at a time: 1 of 3; most"),
     Case("planted", components(0.5, 0.6), "layer 1's mixer at the keys 0.70 0.60 to 0.80 0.00"),
     Case(
-        "null", components(0.0), "is restored by 0 of 3 components", "layer 0's mixer at the keys 0"
+        "null",
+        components(0.0),
+        "of the answer, tried one at a time: 0 of 3",
+        "layer 0's mixer at the keys 0",
     ),
-    Case("boundary", components(1 / 3), "is restored by 0 of 3 components and positions"),
+    Case("boundary", components(1 / 3), "tried one at a time: 0 of 3"),
     Case("planted", edited((0.1, 1)), "query → value blocked in layer 0 (0.10), value → key"),
     Case("null", edited((0.97, 1)), "query → value blocked in no layer", "in layer 0 (0."),
     Case("boundary", edited((0.8, 1)), "two values exchanged in no layer", "in layer 0 (0."),

@@ -224,12 +224,12 @@ def test_planted_components_are_named_and_no_others(name):
     found = [result for result in results if isinstance(result, Components)]
     if name == "induction":
         assert sorted(find_carriers(found[0])) == [(0, 1), (1, 2)]
-        assert "2 of 6 components" in found[0].says
+        assert "at a time: 2 of 6;" in found[0].says
         assert "layer 0's mixer at the values, 1.00 (" in found[0].says
         assert "placebo 0.00" in found[0].says
     for one in found if name != "induction" else []:
         assert find_carriers(one) == []
-        assert "is restored by 0 of" in one.says
+        assert "at a time: 0 of" in one.says
 
 
 def test_a_component_is_named_by_chance_in_few_of_a_hundred_cases():

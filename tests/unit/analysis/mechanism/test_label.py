@@ -37,7 +37,10 @@ def test_edges_are_blocked_and_values_exchanged_where_a_convolution_put_them(nam
     assert edited.followed[-1] == 1
     layer = str(edited.layers[-1])
     assert f"query → value blocked in layer {layer} (0." in edited.says
-    assert f"exchange moves 100.0 % of answers in layer {layer} (placebo 0.0 %)" in edited.says
+    assert (
+        f"exchanging them in layer {layer} turns 100.0 % of the answers into the other"
+        in edited.says
+    )
     rows = edited.numbers().rows
     assert rows[0][:2] == ("query → what lies two positions after the value", layer)
     if name == "induction":

@@ -57,7 +57,7 @@ def test_a_planted_run_is_told_in_order(tmp_path):
 def test_a_run_in_which_nothing_moves_says_so(tmp_path):
     paths, order = dynamics.measure(subject(planted(tmp_path / "run")))
     assert order.says == "Changes in order: none at a definite time."
-    assert paths.says.startswith("One clear change by step 256, on 6 of the test rows: none of 4")
+    assert paths.says.endswith("change by step 256, measured on 6 of the test rows: none of 4.")
     assert order.figure() is None
 
 
@@ -81,13 +81,13 @@ def test_what_is_dated_of_a_loss_is_named_with_every_date():
         "Changes in order: accuracy (steps 11 to 16), then e^−loss (steps 45 to 64)."
     )
     assert "the loss in nats is half-way at another step" in order.reading
-    assert paths.says.endswith("2 of 2 quantities (e^−loss and accuracy).")
+    assert paths.says.endswith("2 of 2 (e^−loss and accuracy).")
     ramp = np.linspace(0, 1, len(STEPS))
     paths, _ = describe_loss(-np.log(0.01 + 0.9 * ramp), np.zeros(len(STEPS)))
     assert paths.paths[0].when == "e^−loss moves, at no definite time"
     # A loss that falls from 60 nats to 4 does not stay: what is dated moves by a hundredth.
     paths, _ = describe_loss(np.where(late, 4.5, 59.8), 0.9 * late)
-    assert paths.says.endswith("1 of 2 quantities (accuracy).")
+    assert paths.says.endswith("1 of 2 (accuracy).")
     assert paths.numbers().rows[0][-1] == "e^−loss changes by less than a tenth"
 
 

@@ -32,7 +32,7 @@ def test_a_causal_model_does_not_leak():
     assert (found.leaks, found.changed, found.repeated, found.rows) == (False, 0, 0, 8)
     assert found.answers > 50
     assert found.behind > 0
-    assert found.says.endswith("of 8 test rows, 0 stand among the first 4,096 training rows.")
+    assert found.says.endswith("of 8 test rows, 0 are among the first 4,096 training rows.")
 
 
 def test_a_model_that_sees_later_tokens_is_caught():
