@@ -1,19 +1,27 @@
-"""Run all analyses that apply to one subject, and convert their findings for analysis.json."""
+"""Run all analyses that apply to one subject, and make the content of analysis.json."""
 
+import hashlib
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from analysis import ANALYSES
 from analysis.base import NotApplicableError, Subject
 from analysis.plain import to_plain
-from analysis.provenance import collect_provenance
+from lab import __version__
 from lab.machine import give_back_freed_memory
+from lab.training.run import Run
 from tasks.near_names import suggest
 
 FORMAT = 1
 """Version of the format of analysis.json."""
+DATA = "data, SHA-256"
+"""Name of the digest of the data in the provenance."""
 
 
 @dataclass(frozen=True)
@@ -98,3 +106,45 @@ def record(examination: Examination) -> dict[str, Any]:
             for name, results in examination.results.items()
         },
     }
+
+
+def collect_provenance(run: Run) -> dict[str, str]:
+    """Return what identifies data, code and machine, as text by name."""
+    result, change = run.read_result() or {}, run.describe_change()
+    return {
+        "seed": str(run.train.seed),
+        "trained on": f"{result.get('device', '–')}, {result.get('precision', '–')}",
+        **({"mixer": change} if change else {}),
+        DATA: hash_data(run),
+        "lab": __version__,
+        "lab commit": find_commit() or "unknown",
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy", "plotly")},
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def hash_data(run: Run) -> str:
+    """Hash the first test batch's inputs: SHA-256 of little-endian int64, row by row."""
+    size = min(run.train.batch_size, run.train.test_rows)
+    inputs = run.task.batch(split="test", size=size, seed=run.train.seed).inputs
+    return hashlib.sha256(inputs.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def find_commit() -> str | None:
+    """Return the commit of the lab's sources, ending in "-dirty" if they differ from it.
+
+    None if it is unknown: without git, or for an installation outside a repository.
+    """
+    here = Path(__file__)
+    try:
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

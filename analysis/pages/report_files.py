@@ -17,10 +17,9 @@ from typing_extensions import TypedDict
 
 from analysis import ANALYSES
 from analysis.base import count_default_rows
-from analysis.examination import FORMAT, Examination, record
+from analysis.examination import DATA, FORMAT, Examination, record
 from analysis.pages.page import Shown, make_stamp, show_finding
 from analysis.plain import to_plain
-from analysis.provenance import DATA
 from lab.files import RunError, has_entries, is_marked, read_json, write, write_json
 from lab.training.records import STRICT, validate
 from lab.training.run import Run

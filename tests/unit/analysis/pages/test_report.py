@@ -7,9 +7,8 @@ import pytest
 
 from analysis import QUICK
 from analysis.base import Subject
-from analysis.examination import examine
+from analysis.examination import examine, find_commit, hash_data
 from analysis.pages.report import render
-from analysis.provenance import find_commit, hash_data
 from lab.config import ModelConfig, TrainConfig
 from lab.intervals import wilson
 from lab.training.run import Run

@@ -7,10 +7,9 @@ import pytest
 
 from analysis import ANALYSES
 from analysis.base import Subject
-from analysis.examination import examine
+from analysis.examination import DATA, examine
 from analysis.pages.report import render, write_both, write_quick
 from analysis.pages.report_files import Report, choose_work, find_page, is_complete
-from analysis.provenance import DATA
 from lab.config import ModelConfig, TrainConfig
 from lab.files import RunError
 from lab.training.checkpoint import save_checkpoint
