@@ -113,7 +113,7 @@ class Ledger(Finding):
         "that the task or the model cannot have are left out. Whiskers are 95 % intervals over "
         "rows. A diamond is the share that random answers, other targets of these rows, would have "
         f"by the same rules. Outranked means that the right value is among the {TOP} best tokens; "
-        "this does not depend on the answer, so it has no diamond, and nor has unknown. An error "
+        "this does not depend on the answer, so it has no diamond; nor does unknown. An error "
         "counts as masked away if the answer is right once the mask is lifted there; the diamond "
         "is how often lifting it gives the value of a random pair."
     )

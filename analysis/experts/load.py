@@ -537,8 +537,8 @@ class LoadComparison(Finding):
 
     title = "How far the choice of experts is from random, layer by layer"
     reading = (
-        "Coloured: measured. Grey: uniform random choice, independent for each head. A token's "
-        "worth of experts are the most loaded ones, as many as one token chooses. Standing experts "
+        "Coloured: measured. Grey: uniform random choice, independent for each head. “A token's "
+        "worth” are the most loaded experts, as many as one token chooses. Standing experts "
         f"are chosen by at least {round(100 * STANDING)} % of the tokens. Overlap is "
         "|A ∩ B| / |A ∪ B|. A tie is a k-th score that equals the next one up to rounding: the "
         "order of storage decides. The lead is that of the last expert chosen over the next one, "

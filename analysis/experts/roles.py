@@ -88,11 +88,11 @@ class RolePreferences(Finding):
     title = "Roles of the tokens that choose an expert, for the experts that reveal most"
     reading = (
         "Each bar shows the roles of the tokens that choose an expert. The top bar is for all "
-        "tokens; an expert that serves all roles alike looks like it. Each layer shows the experts "
-        "that add most to I(expert; role), and the table names the first and the role that it "
-        "serves beyond that role's share of all tokens. The p-value holds the best layer to the "
-        "best by chance. An untrained layer can also tell apart roles that have tokens of their "
-        "own, so compare with step 0."
+        "tokens; an expert that serves all roles alike has the same bar. Each layer shows the "
+        "experts that add most to I(expert; role), and the table names the first and the role that "
+        "it serves beyond that role's share of all tokens. The p-value compares the best layer "
+        "with the best that chance gives. An untrained layer can also tell apart roles that have "
+        "tokens of their own, so compare with step 0."
     )
 
     @property

@@ -370,10 +370,10 @@ class HeldAnswers(Finding):
     title: str = figure_only()
 
     reading = (
-        "Each dot is one of the answers, drawn at random. An expert holds an answer if it is "
-        "right, and the loss rises without the expert by at least log 2, so that the answer is "
-        f"half as likely, {LEAD} times as much as without any other expert that was tried, and "
-        "half as much as without all of the layer's experts. Experts are tried if their effect is "
+        "Each dot is one of the answers, drawn at random. An expert holds a right answer if, "
+        "without it, the loss rises by at least log 2, which makes the answer half as likely, by "
+        f"{LEAD} times as much as without any other expert that was tried, and by half as much as "
+        "without all of the layer's experts. Experts are tried if their effect is "
         "large to first order; every effect is measured by a rerun. The table names the experts "
         "that hold most, with the tokens of their answers and how often each occurs. Of experts "
         "with the same weights one can stand in for the other where a token chooses both."

@@ -160,7 +160,7 @@ class ScoresByLag(Finding):
     title = "Score by lag, mean over all pairs of tokens"
     reading = (
         "Grey: the mean over all pairs of tokens at a lag. Coloured: the mean score of answer "
-        "edges if their queries and keys stood at another lag, where only the rotation differs. "
+        "edges if their queries and keys stood at another lag: nothing but the rotation changes. "
         "Dotted: the same with the decay exp Σa. Scores are logits of attention before any mask, "
         "or inner products C·B. Of several heads, the one whose score depends most on the lag is "
         f"drawn. A layer prefers a lag at which a mean score is {PREFERS:g} standard deviations or "
@@ -245,7 +245,7 @@ class FrequenciesByLag(Finding):
         "average, in standard deviations of the scores. The sum of a column says how far the lag "
         f"stands out. Lags of fewer than {FEWEST} pairs of tokens are left out. Of several heads, "
         "the one whose score depends most on the lag is drawn. C/B is shown before decay. The "
-        "table has the fewest frequencies that add half of what makes a lag stand out."
+        "table has the fewest frequencies that together add half of what makes a lag stand out."
     )
 
     @property

@@ -351,9 +351,9 @@ class Magnitudes(Finding):
     shown: Heatmap = figure_only()
 
     reading = (
-        f"Colour is log₁₀|M̃|, from the smallest magnitude, or {DECADES} decades below the largest "
-        "where smaller ones have the same colour. A head that forgets fades away from the "
-        "diagonal. Ticks on the left mark query rows."
+        f"Colour is log₁₀|M̃|. The scale begins at the smallest magnitude, at most {DECADES} "
+        "decades below the largest; still smaller ones have its first colour. A head that forgets "
+        "fades away from the diagonal. Ticks on the left mark query rows."
     )
 
     @property

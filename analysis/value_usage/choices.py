@@ -170,7 +170,8 @@ class ValueUses(Finding):
     reading = (
         "Each row of a map sums to the number of values that a token chooses. e^H: the number of "
         "values that, used evenly, would be as diverse. Role and position band: the mutual "
-        "information of value and label, nats, of the smaller entropy; in brackets the largest of "
+        "information of value and label, in nats, of the smaller of their entropies; in brackets, "
+        "the largest of "
         f"{SHUFFLES} shuffles of the labels. Margin: the last chosen score less the next, the "
         "median; a tie is 0. The first layers are shown."
     )
