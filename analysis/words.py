@@ -46,12 +46,6 @@ def capitalize(text: str) -> str:
     return text if "=" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
-def format_counts(counts: Iterable[int]) -> str:
-    """Return the least and the greatest of some counts: "64", or "64 to 1,024"."""
-    low, high = min(counts := list(counts)), max(counts)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
 def format_digits(value: float) -> str:
     """Format a number with three digits, or all digits of its whole part; NaN as a dash."""
     if not math.isfinite(value):

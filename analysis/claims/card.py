@@ -75,7 +75,8 @@ class Card:
             "power": self.power,
             "assumed": vars(self.claim.power) if self.claim.power else None,
             "digests": self.digests,
-            "versions": list_versions(),
+            "versions": {name: version(name) for name in ("torch", "numpy")}
+            | {"wonderful-lab": __version__},
             "machines": self.machines,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -184,11 +185,6 @@ def digest_code() -> str:
             found.update(str(file.relative_to(home.parent)).encode())
             found.update(file.read_bytes())
     return found.hexdigest()
-
-
-def list_versions() -> dict[str, str]:
-    """Return the versions of the lab and of what computes in it."""
-    return {**{name: version(name) for name in ("torch", "numpy")}, "wonderful-lab": __version__}
 
 
 def digest_configuration(claim: Claim, scale: str) -> str:

@@ -148,7 +148,8 @@ class Claim:
             cost=given.get("cost", ""),
             **{part: _read_table(given, part, where="statistic.") for part in ("of", "than", "at")},
         )
-        equal = _read_numbers(content, "equal", COUNTS)
+        given_equal = _read_table(content, "equal", COUNTS)
+        equal = {count: _read_number(given_equal, count, "equal.") for count in given_equal}
         for count, share in equal.items():
             if not 0 <= share < 1:
                 raise ValueError(f"equal.{count}={share}: must be in [0, 1)")
@@ -197,13 +198,6 @@ def _read_table(
         raise ValueError(f"{where}{name}: must be a table, is {found!r}")
     _check_names(f"{name}.", found, known or tuple(found))
     return found
-
-
-def _read_numbers(
-    content: Mapping[str, Any], name: str, known: tuple[str, ...]
-) -> dict[str, float]:
-    found = _read_table(content, name, known)
-    return {key: _read_number(found, key, f"{name}.") for key in found}
 
 
 def _read_number(content: Mapping[str, Any], name: str, where: str) -> float:

@@ -186,7 +186,6 @@ class Comparison:
     Attributes:
         seeds: one for each configuration that was trained from several seeds.
         task: the task's name if all runs have the same task, else None.
-        same_row: whether all matrices are computed on the same row.
         references: accuracy of the oracle, the best shortcut and chance on the common task; empty
             where tasks differ.
     """
@@ -194,7 +193,6 @@ class Comparison:
     runs: tuple[RunColumn, ...]
     seeds: tuple[Seeds, ...]
     task: str | None
-    same_row: bool
     references: dict[str, float]
 
 
@@ -215,7 +213,6 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
         runs=tuple(summarize_run(subject, name, runs[0]) for name, subject in named.items()),
         seeds=tuple(map(_compare_seeds, _group_seeds(named))),
         task=runs[0].task.name if same else None,
-        same_row=same,
         references=references,
     )
 
@@ -381,9 +378,7 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
         ),
         PagePart("orders", order, untold, figures=orders),
     ]
-    rows = (
-        "All are on the same test row." if found.same_row else "Each is on a row of its own task."
-    )
+    rows = "All are on the same test row." if found.task else "Each is on a row of its own task."
     for layer, results in draw_matrices(subjects, names):
         parts.append(
             PagePart(

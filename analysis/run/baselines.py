@@ -111,13 +111,17 @@ class Standing(Finding):
         if self.interval is None:
             return f"There is no accuracy to compare (the run: {self.ending})."
         low, high = self.interval
-        rivals = [pair for pair in zip(self.names, self.scores, strict=True) if pair[0] != "oracle"]
+        rivals = [
+            (name if name == "chance" else f"“{name}”", score)
+            for name, score in zip(self.names, self.scores, strict=True)
+            if name != "oracle"
+        ]
         groups = {
             "above": [name for name, score in rivals if score < low],
             "level with": [name for name, score in rivals if low <= score <= high],
             "below": [name for name, score in rivals if score > high],
         }
-        places = [f"{where} {_quote(names)}" for where, names in groups.items() if names]
+        places = [f"{where} {join_names(names)}" for where, names in groups.items() if names]
         return f"The model's accuracy is {', '.join(places)}."
 
     def numbers(self) -> Table:
@@ -240,8 +244,3 @@ def _describe_failure(result: dict[str, Any]) -> str:
         return ""
     stage = f"at rows of {found['seq_len']:,} tokens"
     return f"Why it is not solved, {stage}: {found['kind']}. {capitalize(found['because'])}."
-
-
-def _quote(names: list[str]) -> str:
-    """Return "a", "a and b", "a, b and c", each in quotation marks except chance."""
-    return join_names([name if name == "chance" else f"“{name}”" for name in names])

@@ -13,7 +13,7 @@ from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.figures.theme import MUTED
 from analysis.run import baselines
-from analysis.words import format_counts, percent
+from analysis.words import format_range, percent
 from lab.lengthening import list_stages
 from lab.training.loop import count_validation_rows
 from lab.training.run import Run
@@ -96,7 +96,7 @@ class Curve(Finding):
             stages = [f"{length:,} from step {first:,}" for first, length in self.stages]
             rows.append(("tokens in a row", ", ".join(stages)))
         if len(self.held_out_rows):
-            rows.append(("rows held out", format_counts(self.held_out_rows)))
+            rows.append(("rows held out", format_range(self.held_out_rows)))
         rows.append(("steps in a point of training batches", f"{self.window:,}"))
         return Table(("what", "value"), tuple(rows))
 

@@ -274,7 +274,6 @@ def test_runs_side_by_side(run, trained, tmp_path):
     assert comparison.make_mark([Run.open(run), Run.open(trained)], 4) in page.read_text()
     told = json.loads(result.stdout)
     assert [row["steps"] for row in told["runs"]] == [8, 8]
-    assert told["same_row"]
     assert page.exists()
 
 
