@@ -42,19 +42,14 @@ def fig():
     return Laws("Laws", CERTIFICATE).figure()
 
 
-@pytest.fixture(scope="module")
-def places(fig):
-    """Where each law's mark stands, in powers of ten, by row."""
-    named = [trace for trace in fig.data if trace.name in MARKS]
-    return {
+def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(fig):
+    places = {
         int(row): math.log10(x)
-        for trace in named
+        for trace in fig.data
+        if trace.name in MARKS
         for x, row in zip(trace.x, trace.y, strict=True)
         if not math.isnan(x)
     }
-
-
-def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(fig, places):
     low, high = fig.layout.xaxis.range
     ticks = {
         text: math.log10(at)

@@ -52,7 +52,7 @@ def test_the_interval_is_that_of_the_result_or_takes_each_row_for_one_answer(tmp
     page = page_of(run)
     record = re.search(r'id="record">(.*?)</script>', page)
     assert record
-    assert "The test accuracy rests on 8 test rows, those of rules" in page
+    assert "The test accuracy is measured on 8 test rows, that of rules" in page
     expected = interval or pytest.approx(wilson(0.5, 8))
     assert json.loads(record[1])["interval"] == expected
 
