@@ -70,7 +70,6 @@ class Power:
     """What is assumed to compute the power of a claim.
 
     Attributes:
-        effect: the value of the statistic if the claim is true.
         spread: standard deviation of a run's accuracy over seeds.
     """
 

@@ -359,7 +359,6 @@ class SettingCosts(Finding):
     """What a step of each setting costs at each row length.
 
     Attributes:
-        cost: what was measured, a key of `UNITS`.
         settings: by name, the costs of the rounds at each row length, in seconds, bytes or numbers.
     """
 

@@ -34,7 +34,6 @@ def save(figure: go.Figure, path: Path | str, *, scale: float = SCALE) -> None:
 
     Args:
         figure: drawn at the width and height of its layout.
-        path: ends in .png, .svg or .html.
         scale: pixels of a PNG per pixel of the layout.
 
     Raises:

@@ -52,7 +52,6 @@ def write_quick(
     """Run the quick analyses, add them to the report that the run folder has, and return its files.
 
     Args:
-        on_begin: called with the name of each analysis before it begins.
         on_note: as for `write_both`.
 
     Raises:

@@ -229,8 +229,6 @@ def choose_work(
     run again, or else the page would lose them.
 
     Args:
-        only: the analyses asked for; None: all.
-        rows: the number of rows asked for; None: not given.
         step: of the weights; None: the newest checkpoint.
 
     Raises:

@@ -53,7 +53,6 @@ class TokenRow(Finding):
 
     Attributes:
         heads: where they look; empty where no mixer offers a matrix.
-        positions: those that are shown.
         tokens: the row's there, as text.
         roles: indices into role_names.
         answers: the model's, as text; empty where nothing is scored.

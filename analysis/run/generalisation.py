@@ -33,7 +33,6 @@ class AccuracyByOption(Finding):
         values: as text; numbers are in ascending order.
         places: the values as numbers; None if any is not a number.
         trained: the least and the greatest number that was trained on; None if it is not a number.
-        trained_as: what was trained on, as text.
         reference: accuracy in the setting of training; None where the run has none.
         rival: the best of chance and the shortcuts in the setting of training, and its accuracy.
         failed: values that the model cannot process, and why.

@@ -162,7 +162,6 @@ class Bins:
     """Accuracy by bins of a whole number.
 
     Attributes:
-        accuracy: share of right answers in [0, 1].
         interval: 95 %, low and high (`bound_share`).
         count: answers in the bin, ≥ 1.
     """

@@ -31,7 +31,6 @@ class FactorEffect:
     Attributes:
         steps: steps of each run, in the order of the seeds.
         solved: whether the run was solved by then; otherwise its time is censored.
-        median: Kaplan–Meier median of the steps; infinite if fewer than half were solved.
         interval: 95 % interval of the median; an infinite end is unknown.
         rows: Kaplan–Meier median of the training rows; unlike steps, it reflects the batch size.
         p: of the log-rank test against the baseline; None for the baseline itself.

@@ -35,7 +35,6 @@ class CapacityCurve:
     Attributes:
         size: the value that does so, where it is one number; else None.
         pairs: K of each run.
-        accuracy: of each run on test rows, in [0, 1].
         half: pairs of which half are recalled, by the fitted curve; NaN if no curve was fitted.
         sharpness: its exponent s, likewise.
         interval: 95 % of `half`; an end beyond the pairs that were tried is infinite, or 0.

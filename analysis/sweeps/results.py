@@ -400,7 +400,6 @@ class SweepResults:
     """What a sweep found.
 
     Attributes:
-        findings: by name of the figure.
         missing: why each of the other figures is not there.
         errors: the runs that failed or diverged, by which of the two and the error.
     """

@@ -22,7 +22,6 @@ class SeedRun:
         low: end of the accuracy's 95 % interval over other rows, likewise.
         steps: until it was solved on validation rows, or all that it took.
         solved: whether it was solved.
-        seconds: of those steps.
     """
 
     seed: int
@@ -40,7 +39,6 @@ class SeedSummary:
     """What several seeds found.
 
     Attributes:
-        mean: accuracy; None without one.
         interval: 95 % over seeds, or over rows where that is wider; None if unknown.
         median: of the steps until solved (Kaplan–Meier): a run that was stopped before it was
             solved counts as one that takes longer. None if fewer than half are solved.

@@ -25,10 +25,8 @@ class SettingResult:
 
     Attributes:
         factors: the values that tell it from other settings, by column.
-        accuracies: on test rows, one for each seed.
         rows: the interval of each over other rows, if all runs have one.
         steps: of each run until it was solved, or all.
-        seconds: of training, of each run.
         parameters: of the model; None if unknown.
         unended: runs that have no accuracy: diverged, failed or not run.
         diverged: how many of them diverged.
