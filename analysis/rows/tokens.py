@@ -53,7 +53,7 @@ class TokenRow(Finding):
 
     Attributes:
         heads: where they look; empty where no mixer offers a matrix.
-        tokens: the row's there, as text.
+        tokens: those that are shown, as text.
         roles: indices into role_names.
         answers: the model's, as text; empty where nothing is scored.
         targets: the right answers, as text; likewise.

@@ -34,7 +34,7 @@ class Standing(Finding):
         accuracy: share of the test split's scored positions answered right; None if unknown.
         interval: 95 % interval of the accuracy over other rows (`read_interval`).
         rule_rows: on how many of these rows shortcuts and the oracle were scored.
-        scores: their test accuracies, in [0, 1], in the order of `names`.
+        scores: test accuracies, in [0, 1], of the rules in `names`.
         by_hand: a sentence on whether weights set by hand solve the task in this model; empty where
             nobody tried.
         failure: a sentence on why the run failed; empty where it did not, or nobody looked.

@@ -36,7 +36,7 @@ class LeakCheck(Finding):
         changed: how many of them change when the tokens after the cut are replaced.
         moved: largest change of a hidden state there, as a share of the largest hidden state.
         behind: share of the answers after a cut that change, in [0, 1]; NaN without any.
-        repeated: how many of the test rows are among them.
+        repeated: how many test rows are among the training rows that were searched.
     """
 
     cuts: int

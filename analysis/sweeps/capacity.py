@@ -33,7 +33,7 @@ class CapacityCurve:
     """What one setting recalls, by the number of pairs.
 
     Attributes:
-        size: the value that does so, where it is one number; else None.
+        size: the value that tells it from other settings, where that is one number; else None.
         pairs: K of each run.
         half: pairs of which half are recalled, by the fitted curve; NaN if no curve was fitted.
         sharpness: its exponent s, likewise.

@@ -19,7 +19,7 @@ class SeedRun:
     Attributes:
         status: how far it got (`lab.sweeps.outcome.Status`).
         accuracy: on test rows; None if it was not evaluated.
-        low: end of the accuracy's 95 % interval over other rows, likewise.
+        low: lower end of the accuracy's 95 % interval over other rows; None likewise.
         steps: until it was solved on validation rows, or all that it took.
         solved: whether it was solved.
     """
