@@ -133,10 +133,10 @@ class Canvas:
     def finish(
         self, x: Axis, y: Axis, i: int, shown: tuple[Iterable[float], ...], *, own: bool = False
     ) -> None:
-        """Set the axes of a panel; axes that it has not of its own have a title at the edge alone.
+        """Set the axes of a panel; an axis that panels share has its title at the edge alone.
 
         Args:
-            shown: what is on both.
+            shown: values on the horizontal axis, and on the vertical one.
             own: whether other panels have another horizontal axis.
         """
         row, column = self.places[i]
