@@ -108,7 +108,7 @@ class Standing(Finding):
     def says(self) -> str:
         """Which rules the model beats, equals or falls short of."""
         if self.interval is None:
-            return f"There is no accuracy to compare (the run: {self.ending})."
+            return f"There is no accuracy to compare; how the run ended: {self.ending}."
         low, high = self.interval
         rivals = [
             (name if name == "chance" else f"“{name}”", score)
