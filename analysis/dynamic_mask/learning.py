@@ -286,7 +286,7 @@ class MaskHistory(Finding):
         dead = f"masks whose gradient is 0 at every step: {(self.gradients == 0).all(0).sum()}"
         dead += f" of {(~np.isnan(self.gradients[0])).sum()}"
         if not np.nanmax(self.drifts[-1]):
-            return f"No mask is elsewhere at the last step than at the first; {dead}."
+            return f"No mask has moved between the first and the last step; {dead}."
         i = int(np.nanargmax(self.drifts[-1]))
         at = int(np.nanargmax(self.gradients[:, i]))
         return (

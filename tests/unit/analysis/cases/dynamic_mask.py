@@ -94,5 +94,5 @@ CASES = [
     Case("boundary", trajectory(0.4, 0.4), "from 0.4 (band 1) to 0.4"),
     Case("planted", history(0.5, 0.1), "The mask of layer 0 moves furthest, by 0.5"),
     Case("null", history(0.0, 0.0), "gradient is 0 at every step: 1 of 1", "furthest"),
-    Case("boundary", history(0.0, 0.1), "No mask is elsewhere at the last step", "furthest"),
+    Case("boundary", history(0.0, 0.1), "No mask has moved between the first", "furthest"),
 ]
