@@ -10,7 +10,7 @@ replaces what the state held. What the mixers of the family give it:
     linear attention, RetNet, GLA, HGRN2     q, k, v and the decay; no m
     DeltaNet, Gated DeltaNet, KDA            k = β κ, m = κ, |κ| = 1: v replaces what κ held
     Comba                                    k = β κ, m = s κ
-    RWKV-7                                   k, m = κ̂ / w, e = w-free gain a ⊙ κ̂; decay w a channel
+    RWKV-7                                   a decay w a channel, m = κ̂ / w, e = −(a ⊙ κ̂) …
     Gated DeltaProduct                       r virtual tokens a token: all but the first without
                                              decay, the output of the last one
     Mamba-3                                  2 virtual tokens: the write of the token before, its own
@@ -35,7 +35,7 @@ from lab.ops.precision import keep_dtypes, promote
 from lab.ops.ssd_decay import FORGOTTEN, decay_matrix
 
 Decay = Float[Tensor, "b t h"] | Float[Tensor, "b t h n"]
-LEAF = 8
+LEAF = 2
 """Rows of the smallest blocks, whose decays are computed pair by pair."""
 
 
@@ -230,14 +230,13 @@ class _Chunks:
             else:
                 taken = self.decay.until_end(self.erase).mT
                 added, forgets = keys.mT @ self.v - taken @ own, taken @ self.reads
-        whole = self.decay.whole()[..., None]  # [b h c z 1]
+        n, whole = self.k.shape[-1], self.decay.whole()[..., None]  # [b h c z 1]
+        transitions = whole if forgets is None else whole * self.k.new_ones(n).diag() - forgets
         states = []
-        for c in range(added.shape[2]):
+        # Of each chunk at once: selecting one at a time would give each a gradient of full size.
+        for transition, new in zip(transitions.unbind(2), added.unbind(2), strict=True):
             states.append(state)
-            kept = whole[:, :, c] * state
-            if forgets is not None:
-                kept = kept - forgets[:, :, c] @ state
-            state = kept + added[:, :, c]
+            state = (transition * state if forgets is None else transition @ state) + new
         return torch.stack(states, 2), state
 
     def read(self, states):
@@ -258,7 +257,7 @@ class _ScalarDecay:
 
     def __init__(self, log_decay, like):
         self.between = None
-        self.start = like.new_ones(1, 1, *like.shape[2:4], 1)
+        self.start = like.new_ones(*like.shape[:4], 1)
         if log_decay is not None:
             self.between = decay_matrix(log_decay)
             sums = log_decay.double().clamp(min=FORGOTTEN).cumsum(-1)
@@ -341,13 +340,11 @@ class _ChannelDecay:
 
 
 def _choose_len(t: int, most: int) -> int:
-    """Return the length of a chunk: LEAF or less, doubled while it is too short for t or `most`."""
-    length = max(1, min(t, most))
-    halvings = 0
-    while length > LEAF:
-        length = -(-length // 2)
-        halvings += 1
-    return length << halvings
+    """Return the length of a chunk: at most LEAF, doubled until it reaches t or `most`."""
+    leaf, doublings = max(1, min(t, most)), 0
+    while leaf > LEAF:
+        leaf, doublings = -(-leaf // 2), doublings + 1
+    return leaf << doublings
 
 
 def _cut(z: Tensor, length: int) -> Tensor:
