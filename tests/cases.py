@@ -8,8 +8,8 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.inner_function import InnerFunctionAttention
-from lab.layers.linear import LinearAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
 from lab.layers.printed import (

@@ -18,6 +18,7 @@ class CausalConvolution(nn.Module):
     Args:
         channels: c, ≥ 1.
         width: inputs in a sum, the token's own among them, ≥ 1.
+        bias: whether a bias is added.
 
     Raises:
         ValueError: for channels or a width below 1.
@@ -25,7 +26,7 @@ class CausalConvolution(nn.Module):
     Source: § Related Work, position by convolution.
     """
 
-    def __init__(self, channels: int, width: int = 4):
+    def __init__(self, channels: int, width: int = 4, *, bias: bool = True):
         super().__init__()
         for field, value in (("channels", channels), ("width", width)):
             if value < 1:
@@ -33,7 +34,9 @@ class CausalConvolution(nn.Module):
         self.width = width
         # Drawn as nn.Conv1d draws it; the last column is the token's own.
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-1, 1) * width**-0.5)
-        self.bias = nn.Parameter(torch.empty(channels).uniform_(-1, 1) * width**-0.5)
+        self.bias = None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(channels).uniform_(-1, 1) * width**-0.5)
 
     def forward(
         self,
@@ -69,7 +72,8 @@ class CausalConvolution(nn.Module):
         return y, inputs.take_along_dim(last[..., None], dim=1)
 
     def _sums(self, inputs: Float[Tensor, "b s c"]) -> Float[Tensor, "b t c"]:
-        return _sum_shifted(inputs, self.weight.to(inputs), self.bias.to(inputs))
+        bias = inputs.new_zeros(()) if self.bias is None else self.bias.to(inputs)
+        return _sum_shifted(inputs, self.weight.to(inputs), bias)
 
 
 def _sum_shifted(inputs, weight, bias):
@@ -110,4 +114,4 @@ class _Sums(torch.autograd.Function):
             shifted = slice(k, k + t)
             to_inputs[:, shifted].addcmul_(grad, tap)
             to_taps.append((inputs[:, shifted] * grad).sum((0, 1)))
-        return to_inputs, torch.stack(to_taps, dim=-1), grad.sum((0, 1))
+        return to_inputs, torch.stack(to_taps, dim=-1), grad.sum((0, 1)) if bias.ndim else None

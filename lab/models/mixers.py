@@ -6,14 +6,15 @@ To add one, write its class and its line in `MIXERS`.
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from lab.layers.attention import Attention
+from lab.layers.family.gated_deltanet import GatedDeltaNet
+from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.inner_function import InnerFunctionAttention
-from lab.layers.linear import LinearAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
 from lab.layers.state import Decoder, State
@@ -46,6 +47,7 @@ MIXERS = {
         InnerFunctionAttention, "attention whose values tokens look up", "the paper", "I"
     ),
     "linear": MixerKind(LinearAttention, "a sum over the past in place of a softmax", "2006.16236"),
+    "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
 }
 """The mixers by word."""
 
@@ -83,7 +85,7 @@ def summarize_mixers(
     """
     for name in names:
         kind = MIXERS[name]
-        heads = {"n_heads": n_heads} if "n_heads" in inspect.signature(kind.cls).parameters else {}
+        heads = {"n_heads": n_heads} if "n_heads" in read_parameters(kind.cls) else {}
         fixed, token = measure_state(kind.cls(d_model, **heads), d_model)
         options = list_options(kind.cls)
         yield MixerSummary(name, kind.letter, kind.says, kind.source, fixed, token, options)
@@ -109,11 +111,29 @@ def _count_bytes(state: State) -> int:
 
 def list_options(cls: type) -> dict[str, dict[str, Any]]:
     """Return a layer's options, each as in `MixerSummary`."""
+    found = {}
+    for name, (hint, default) in read_parameters(cls).items():
+        values = get_args(hint) if get_origin(hint) is Literal else ()
+        found[name] = {"default": default} | ({"values": values} if values else {})
+    return found
+
+
+def read_parameters(cls: type) -> dict[str, tuple[Any, Any]]:
+    """Return a layer's arguments beside d_model: the annotation and the default of each.
+
+    Options that a family of layers shares (`**shared: Unpack[Shared]`) are among them.
+    """
     hints = get_type_hints(cls.__init__)
     found = {}
     for name, parameter in inspect.signature(cls).parameters.items():
-        if name != "d_model":
-            hint = hints.get(name)
-            values = get_args(hint) if get_origin(hint) is Literal else ()
-            found[name] = {"default": parameter.default} | ({"values": values} if values else {})
+        if (
+            parameter.kind is inspect.Parameter.VAR_KEYWORD
+            and get_origin(hints.get(name)) is Unpack
+        ):
+            shared = get_type_hints(get_args(hints[name])[0])
+            found |= {key: (shared[key], value) for key, value in cls.list_defaults().items()}
+        elif name != "d_model":
+            default = parameter.default
+            implied = str if default in (None, inspect.Parameter.empty) else type(default)
+            found[name] = hints.get(name, implied), default
     return found

@@ -6,13 +6,12 @@ sign: `"ssd+E*7 ifa+E"` is the same stack. Options are keyed by letter or word, 
 and letter or word: `{"S.d_state": 64, "7.ifa.mask": "soft"}`.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
-from lab.models.mixers import MIXERS
+from lab.models.mixers import MIXERS, read_parameters
 from tasks.bounds import check_choice
 from tasks.near_names import suggest
 
@@ -105,17 +104,13 @@ def make_layer(
     Raises:
         ValueError: for an unknown option (the known ones are listed) or a value of another type.
     """
-    parameters = dict(inspect.signature(cls).parameters)
-    parameters.pop("d_model", None)
-    hints = get_type_hints(cls.__init__)
+    parameters = read_parameters(cls)
     chosen: dict[str, Any] = {"n_heads": sizes["n_heads"]} if "n_heads" in parameters else {}
     for name, value in options.items():
         if name not in parameters:
             known = suggest(name, parameters) if parameters else "Known: none"
             raise ValueError(f"unknown option {letter}.{name}. {known}")
-        default = parameters[name].default
-        implied = str if default in (None, inspect.Parameter.empty) else type(default)
-        chosen[name] = read_as(hints.get(name, implied), value, f"{letter}.{name}")
+        chosen[name] = read_as(parameters[name][0], value, f"{letter}.{name}")
     return (construct or cls)(sizes["d_model"], **chosen)
 
 

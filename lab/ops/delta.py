@@ -1,4 +1,4 @@
-"""The delta rule and its relatives: a matrix as state, decayed, corrected and written at each token.
+"""The delta rule and its relatives: a matrix as state that each token decays, corrects and writes.
 
     S_t = (I − e_t m_tᵀ) diag(exp g_t) S_{t−1} + k_t v_tᵀ        o_t = S_tᵀ q_t
 
@@ -13,7 +13,7 @@ replaces what the state held. What the mixers of the family give it:
     RWKV-7                                   a decay w a channel, m = κ̂ / w, e = −(a ⊙ κ̂) …
     Gated DeltaProduct                       r virtual tokens a token: all but the first without
                                              decay, the output of the last one
-    Mamba-3                                  2 virtual tokens: the write of the token before, its own
+    Mamba-3                                  2 virtual tokens: the last token's write, and its own
     RWKV-6                                   reads S_{t−1}: the q of the next token, moved by one
 
 `delta_loop` is the definition, token by token. `delta` computes it in chunks, with memory linear in
@@ -163,7 +163,9 @@ def delta_matrix(
         read = torch.linalg.solve_triangular(
             chunks.corrections, read, upper=False, left=False, unitriangular=True
         )
-        whole = read if chunks.erase is None else M[..., :t, :][..., rows, :] - read @ chunks.match_key
+        whole = (
+            read if chunks.erase is None else M[..., :t, :][..., rows, :] - read @ chunks.match_key
+        )
         return whole[:, :, 0, :, :t]
     return M[:, :, 0, :t, :t][..., rows, :]
 
@@ -280,7 +282,7 @@ class _ScalarDecay:
 class _ChannelDecay:
     """Decays of each key channel, [b h c l n].
 
-    exp(G_r − G_c), with G the running sum, is at most 1 for c ≤ r, but its two factors are not. So a
+    exp(G_r − G_c), with G the running sum, is at most 1 for c ≤ r; its two factors are not. So a
     block below the diagonal is computed from the sum at its corner, between c and r: both factors
     are at most 1. Blocks on the diagonal are halved until they are LEAF long.
     """

@@ -1,0 +1,381 @@
+"""What the mixers of the family share: a matrix as state that tokens decay, correct and write.
+
+    S_t = (I − e_t m_tᵀ) diag(exp g_t) S_{t−1} + k_t v_tᵀ        o_t = S_tᵀ q_t    (lab.ops.delta)
+
+A mixer of `lab.layers.family` says what each token gives the recurrence (`decide`); from q, k and v
+to the output all is here, so that an option has one meaning everywhere.
+"""
+
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lab.hooks import HookPoint
+from lab.layers.convolution import CausalConvolution
+from lab.layers.mixer import Mixer, RotaryPairs, take_positions
+from lab.layers.state import check_decoding, next_position, token_positions
+from lab.ops.delta import Decay, delta, delta_matrix, delta_states, delta_step
+from lab.ops.precision import promote
+from lab.ops.rope import apply_rotary, rotary_table
+from tasks.bounds import check_choice
+
+Activation = Literal["none", "silu", "elu1"]
+Norm = Literal["none", "l2", "rms"]
+Gate = Literal["none", "silu", "sigmoid"]
+Position = Literal["none", "rope"]
+ACTIVATIONS = {"none": lambda z: z, "silu": F.silu, "elu1": lambda z: F.elu(z) + 1}
+GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+NORM_EPS, L2_EPS = 1e-5, 1e-6
+"""Added to the mean square, and to the sum of squares."""
+DIVISOR_EPS = 1e-6
+"""Added to what outputs are divided by."""
+
+
+class Shared(TypedDict, total=False):
+    """The options of every mixer of the family; defaults differ (`Recurrence.usual`).
+
+    Attributes:
+        d_state: channels n of a head's keys; None: d_model / n_heads.
+        d_value: width of all heads' values together; None: d_model.
+        conv_width: tokens that a causal depthwise convolution of q, k and v sums over; 0: none.
+        activation: of q, k and v, after the convolution: "silu", "elu1" (elu + 1, of q and k alone)
+            or "none".
+        qk_norm: of each head's q and k: "l2" to length 1, "rms" to length √n, or "none".
+        position: "rope" rotates q and k to their positions.
+        rope_base: wavelength base of the rotation.
+        norm: whether each head's output has an RMSNorm.
+        gate: what multiplies the output: "silu" or "sigmoid" of a linear map of x, or "none".
+        chunk_len: tokens of a chunk; affects only the speed.
+    """
+
+    d_state: int | None
+    d_value: int | None
+    conv_width: int
+    activation: Activation
+    qk_norm: Norm
+    position: Position
+    rope_base: float
+    norm: bool
+    gate: Gate
+    chunk_len: int
+
+
+DEFAULTS = Shared(
+    d_state=None,
+    d_value=None,
+    conv_width=0,
+    activation="none",
+    qk_norm="none",
+    position="none",
+    rope_base=10000.0,
+    norm=True,
+    gate="none",
+    chunk_len=64,
+)
+
+
+class RecurrentState(NamedTuple):
+    """The state of a mixer of the family; its size does not depend on how many tokens it has read.
+
+    Attributes:
+        memory: the state S of the recurrence, in fp32 at least.
+        tail: the last inputs of the convolution, q, k and v side by side; w = 0 without one.
+        position: of the next token.
+    """
+
+    memory: Float[Tensor, "b h n p"]
+    tail: Float[Tensor, "b w c"]
+    position: Int[Tensor, " b"]
+
+
+class Terms(NamedTuple):
+    """What the recurrence gets, as in `lab.ops.delta`."""
+
+    q: Float[Tensor, "b t h n"]
+    k: Float[Tensor, "b t h n"]
+    v: Float[Tensor, "b t h p"]
+    log_decay: Decay | None = None
+    match: Float[Tensor, "b t h n"] | None = None
+    erase: Float[Tensor, "b t h n"] | None = None
+
+
+class Recurrence(Mixer):
+    """A mixer of the family: [b t d] → [b t d]. Subclasses define `decide`.
+
+    As one matrix: forward(x) = project(x, matrix(x) @ values(x)).
+
+    Args:
+        d_model: width d.
+        n_heads: heads h, each with its own state.
+        shared: options of `Shared`; those not given are `usual`.
+
+    Raises:
+        ValueError: for widths that do not divide, sizes below their bounds, or unknown names.
+    """
+
+    usual: ClassVar[Shared] = {}
+    """The options in which a mixer differs from `DEFAULTS`."""
+    normalised: bool = False
+    """Whether outputs are divided by what the same sum gives for values of one."""
+
+    takes_rows = True
+    takes_positions = True
+    heads_hook = "hook_z"
+    recurrent_hooks = ("hook_state",)
+    matrix_form = "M, what each token reads of each value"
+
+    def __init__(self, d_model: int, n_heads: int = 1, **shared: Unpack[Shared]):
+        super().__init__()
+        unknown = shared.keys() - DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no option {sorted(unknown)[0]}")
+        chosen: Any = {**self.list_defaults(), **shared}
+        width = d_model if chosen["d_value"] is None else chosen["d_value"]
+        for name, given in (("d_model", d_model), ("d_value", width)):
+            if given < 1 or n_heads < 1 or given % n_heads:
+                raise ValueError(f"{name}={given} must be a positive multiple of {n_heads=}")
+        n = d_model // n_heads if chosen["d_state"] is None else chosen["d_state"]
+        for name, value, least in (
+            ("d_state", n, 1),
+            ("conv_width", chosen["conv_width"], 0),
+            ("chunk_len", chosen["chunk_len"], 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
+        for name, choices in (
+            ("activation", Activation),
+            ("qk_norm", Norm),
+            ("position", Position),
+            ("gate", Gate),
+        ):
+            check_choice(name, chosen[name], get_args(choices))
+        if chosen["position"] == "rope" and n % 2:
+            raise ValueError(f"d_state={n} must be even for position='rope'")
+        self.n_heads, self.d_state = n_heads, n
+        self.activation, self.qk_norm = chosen["activation"], chosen["qk_norm"]
+        self.position, self.rope_base = chosen["position"], chosen["rope_base"]
+        self.gate, self.chunk_len = chosen["gate"], chosen["chunk_len"]
+
+        self.q_proj = nn.Linear(d_model, n_heads * n, bias=False)
+        self.k_proj = nn.Linear(d_model, n_heads * n, bias=False)
+        self.v_proj = nn.Linear(d_model, width, bias=False)
+        self.conv = None
+        if chosen["conv_width"]:
+            channels = 2 * n_heads * n + width
+            self.conv = CausalConvolution(channels, chosen["conv_width"], bias=False)
+        self.norm_weight = nn.Parameter(torch.ones(width // n_heads)) if chosen["norm"] else None
+        self.g_proj = None if self.gate == "none" else nn.Linear(d_model, width, bias=False)
+        self.out_proj = nn.Linear(width, d_model, bias=False)
+
+        self.hook_q, self.hook_k = HookPoint(), HookPoint()  # [b t h n], before the rotation
+        self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()  # [b t h n]
+        self.hook_v = HookPoint()  # [b t h p]
+        self.hook_log_decay = HookPoint()  # [b t h] or [b t h n], ≤ 0
+        self.hook_beta = HookPoint()  # [b t h], how much of what is held the write replaces
+        self.hook_state = HookPoint()  # [b t h n p], after each token, as read by it alone
+        self.hook_z = HookPoint()  # [b t h p], before norm and gate
+
+    @classmethod
+    def list_defaults(cls) -> Shared:
+        """Return the shared options that it has where none are given."""
+        return {**DEFAULTS, **cls.usual}
+
+    def decide(
+        self,
+        x: Float[Tensor, "b t d"],
+        q: Float[Tensor, "b t h n"],
+        k: Float[Tensor, "b t h n"],
+        v: Float[Tensor, "b t h p"],
+    ) -> Terms:
+        """Return what the recurrence gets, from the mixer's input and its heads' q, k and v."""
+        raise NotImplementedError
+
+    @property
+    def relative(self) -> bool:
+        """Whether outputs depend only on distances between tokens; rotations keep to that."""
+        return True
+
+    @property
+    def rotary_pairs(self) -> RotaryPairs | None:
+        """How q and k are rotated; None unless position is "rope"."""
+        if self.position != "rope":
+            return None
+        heads = tuple(range(self.n_heads))
+        return RotaryPairs(
+            sides="q/k",
+            target_hook="hook_q",
+            source_hook="hook_k",
+            decay_hook=None,
+            source_of=heads,
+            comparison_of=heads,
+            n_pairs=self.d_state // 2,
+            base=self.rope_base,
+            layout="half",
+            scale=1.0,
+        )
+
+    def extra_repr(self) -> str:
+        """Return the layer's sizes and options."""
+        p = self.v_proj.out_features // self.n_heads
+        conv = f", convolution {self.conv.width}" if self.conv is not None else ""
+        return (
+            f"{self.n_heads} × state {self.d_state} × {p}, position {self.position}{conv}, "
+            f"gate {self.gate}"
+        )
+
+    def forward(
+        self, x: Float[Tensor, "b t d"], at: Int[Tensor, "b q"] | None = None
+    ) -> Float[Tensor, "b q d"]:
+        """Return the outputs; with `at` [b q], those at some positions."""
+        if at is None:
+            return self.prefill(x)[0]
+        z = take_positions(self._mix(self._compute(x)[0], None)[0], at)
+        return self.project(take_positions(x, at), rearrange(z, "b q h p -> b h q p"))
+
+    def start(self, batch: int, position: int = 0) -> RecurrentState:
+        """Return the state before the first token, which will stand at `position`."""
+        weight = self.v_proj.weight
+        high = promote(weight)
+        p = self.v_proj.out_features // self.n_heads + self.normalised
+        memory = weight.new_zeros(batch, self.n_heads, self.d_state, p, dtype=high)
+        width = 0 if self.conv is None else self.conv.width - 1
+        channels = 2 * self.q_proj.out_features + self.v_proj.out_features
+        tail = weight.new_zeros(batch, width, channels, dtype=high)
+        return RecurrentState(memory, tail, torch.full((batch,), position, device=weight.device))
+
+    def prefill(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: RecurrentState | None = None,
+        keep: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], RecurrentState]:
+        """Return the outputs of further tokens, and the state after them.
+
+        Args:
+            x: t ≥ 1 tokens.
+            state: what came before them; None: nothing.
+            keep: False for padding, which may be anywhere: it changes no state.
+
+        Raises:
+            ValueError: for a state of another batch or layer, or a mask of another shape.
+        """
+        self._check(x, state, keep)
+        if keep is not None:
+            x = x.masked_fill(~keep[..., None], 0)
+        terms, tail = self._compute(x, state, keep)
+        z, memory = self._mix(terms, None if state is None else state.memory)
+        y = self.project(x, rearrange(z, "b t h p -> b h t p"))
+        return y, RecurrentState(memory, tail, next_position(x, state, keep))
+
+    def step(
+        self, x: Float[Tensor, "b d"], state: RecurrentState
+    ) -> tuple[Float[Tensor, "b d"], RecurrentState]:
+        """Return the output of one further token, and the state after it.
+
+        Raises:
+            ValueError: for a state of another batch or layer.
+        """
+        self._check(x, state)
+        x = x[:, None]
+        terms, tail = self._compute(x, state)
+        if self.hook_state.active:
+            z, memory = self._mix(terms, state.memory)
+        else:
+            now = (None if term is None else term[:, 0] for term in terms)
+            z, memory = delta_step(*now, state.memory)
+            z = self._divide(z[:, None])
+        y = self.project(x, rearrange(z, "b t h p -> b h t p"))
+        return y[:, 0], RecurrentState(memory, tail, state.position + 1)
+
+    def matrix(
+        self, x: Float[Tensor, "b s d"], rows: slice | None = None
+    ) -> Float[Tensor, "b h t s"]:
+        """Return the matrix, or some of its rows; quadratic, for analysis."""
+        q, k, _, *rest = self._compute(x)[0]
+        M = delta_matrix(q, k, *rest, rows)
+        if not self.normalised:
+            return M
+        return M / (M.sum(-1, keepdim=True) + DIVISOR_EPS)
+
+    def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
+        """Return the values that the matrix mixes."""
+        v = rearrange(self._compute(x)[0].v, "b s h p -> b h s p")
+        return v[..., :-1] if self.normalised else v
+
+    def project(
+        self, x: Float[Tensor, "b t d"], z: Float[Tensor, "b h t p"]
+    ) -> Float[Tensor, "b t d"]:
+        """Return the output for the heads' mixed values; x determines the gate, if there is one."""
+        y = self.hook_z(rearrange(z, "b h t p -> b t h p"))
+        if self.norm_weight is not None:
+            y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS) * self.norm_weight.to(y.dtype)
+        y = rearrange(y, "b t h p -> b t (h p)")
+        if self.g_proj is not None:
+            y = y * GATES[self.gate](self.g_proj(x).to(y.dtype))
+        return self.out_proj(y.to(x.dtype))
+
+    def _check(self, x: Tensor, state: RecurrentState | None, keep: Tensor | None = None) -> None:
+        check_decoding(x, state, keep, RecurrentState)
+        if state is None:
+            return
+        for name, given, own in zip(state._fields, state, self.start(len(x)), strict=True):
+            if given.shape != own.shape:
+                raise ValueError(f"state.{name} is {list(given.shape)}, must be {list(own.shape)}")
+
+    def _compute(
+        self,
+        x: Float[Tensor, "b t d"],
+        state: RecurrentState | None = None,
+        keep: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Terms, Float[Tensor, "b w c"]]:
+        """Return what the recurrence gets, and the convolution's tail after these tokens."""
+        high = promote(x)
+        joint = torch.cat([f(x) for f in (self.q_proj, self.k_proj, self.v_proj)], -1).to(high)
+        tail = joint.new_zeros(len(x), 0, joint.shape[-1]) if state is None else state.tail
+        if self.conv is not None:
+            joint, tail = self.conv(joint, None if state is None else tail, keep)
+        n = self.q_proj.out_features
+        q, k, v = joint.split([n, n, self.v_proj.out_features], -1)
+        activate = ACTIVATIONS[self.activation]
+        q, k, v = activate(q), activate(k), v if self.activation == "elu1" else activate(v)
+        q, k, v = (rearrange(z, "b t (h n) -> b t h n", h=self.n_heads) for z in (q, k, v))
+        q, k = self.hook_q(self._normalise(q)), self.hook_k(self._normalise(k))
+        if self.position == "rope":
+            positions = token_positions(x.shape[1], x.device, state, keep)
+            cos, sin = rotary_table(positions, self.d_state, self.rope_base, high)
+            q, k = (apply_rotary(z, cos, sin, "half") for z in (q, k))
+        terms = self.decide(x, self.hook_rot_q(q), self.hook_rot_k(k), self.hook_v(v))
+        if self.normalised:
+            terms = terms._replace(v=F.pad(terms.v, (0, 1), value=1.0))
+        if keep is not None:
+            terms = Terms(
+                *(
+                    None if z is None else z.masked_fill(~keep[(...,) + (None,) * (z.ndim - 2)], 0)
+                    for z in terms
+                )
+            )
+        return terms, tail
+
+    def _normalise(self, z: Float[Tensor, "b t h n"]) -> Float[Tensor, "b t h n"]:
+        if self.qk_norm == "l2":
+            return z * (z.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        return F.rms_norm(z, z.shape[-1:], eps=NORM_EPS) if self.qk_norm == "rms" else z
+
+    def _mix(
+        self, terms: Terms, memory: Float[Tensor, "b h n p"] | None
+    ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n p"]]:
+        if self.hook_state.active:
+            states = delta_states(*terms[1:], memory)
+            read = self.hook_state(states)
+            return self._divide(torch.einsum("bthnp,bthn->bthp", read, terms.q)), states[:, -1]
+        z, memory = delta(*terms, memory, self.chunk_len)
+        return self._divide(z), memory
+
+    def _divide(self, z: Float[Tensor, "b t h p"]) -> Float[Tensor, "b t h p"]:
+        if not self.normalised:
+            return z
+        return z[..., :-1] / (z[..., -1:] + DIVISOR_EPS)
