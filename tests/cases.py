@@ -8,6 +8,7 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
@@ -100,6 +101,11 @@ MIXERS = [
     Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
     Case("linear attention", lambda: LinearAttention(8, 2), verdicts=GROWS),
     Case("linear attention sums", lambda: LinearAttention(8, normalise=False), verdicts=GROWS),
+    Case("gated deltanet", lambda: GatedDeltaNet(8, 2)),
+    Case(
+        "gated deltanet negative rope",
+        lambda: GatedDeltaNet(8, negative=True, position="rope", conv_width=0, gate="none"),
+    ),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),
     Case("ifa softmax all of 3", lambda: IFA(8, n_values=3, k=3, d_retrieval=2)),

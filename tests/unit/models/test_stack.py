@@ -45,7 +45,7 @@ def test_a_mixers_word_stands_for_its_letter():
     ("stack", "message"),
     [
         ("", "must name at least one pair"),
-        ("ZM", "unknown mixer 'Z'; known: A, S, I, linear, N"),
+        ("ZM", "unknown mixer 'Z'; known: A, S, I, linear, gdn, N"),
         ("AZ", "unknown transform 'Z'; known: M, E, R, X, P, N"),
         ("AMM", "'AMM' is not a pair"),
         ("A", "'A' is not a pair"),
