@@ -267,7 +267,7 @@ class ActivationCache(dict[str, Tensor]):
 
         Arguments as of `logit_attrs`: with what that returns, it adds up to the logit.
         """
-        shift = self.model.norm_final(torch.zeros_like(self.model.head.weight[0]))
+        shift = self.model.norm_final(torch.zeros_like(self.model.W_U[:, 0]))
         right = self._get_directions(tokens, shift)
         if incorrect_tokens is not None:
             right = right - self._get_directions(incorrect_tokens, shift)
@@ -320,7 +320,7 @@ class ActivationCache(dict[str, Tensor]):
         self, tokens: Int[Tensor, "..."] | int, stack: Float[Tensor, "n *axes d"]
     ) -> Float[Tensor, "... d"]:
         """Return the head's rows of tokens, shaped to multiply a stack."""
-        table = self.model.head.weight
+        table = self.model.W_U.mT
         tokens = torch.as_tensor(tokens, device=table.device)
         scored = tokens != IGNORE
         if tokens[scored].numel() and not 0 <= tokens[scored].min() <= tokens.max() < len(table):
