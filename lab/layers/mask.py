@@ -137,10 +137,10 @@ class SoftMask(_TableMask):
 class _PreciseLinear(nn.Linear):
     """A linear map that computes in its input's precision, whatever that of its weight is."""
 
-    def forward(self, x: Float[Tensor, "*axes i"]) -> Float[Tensor, "*axes o"]:
+    def forward(self, input: Float[Tensor, "*axes i"]) -> Float[Tensor, "*axes o"]:
         """Return x Wᵀ in x's dtype."""
         assert self.bias is None
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(input, self.weight.to(input.dtype))
 
 
 class ValueMask(DynamicMask):

@@ -295,8 +295,8 @@ class LanguageModel(nn.Module):
         return found
 
     @property
-    def W_U(self) -> Float[Tensor, "d v"]:
-        """The head as a matrix: its weight, or what an adapter around it makes of the unit vectors.
+    def W_U(self) -> Float[Tensor, "d v"]:  # noqa: N802
+        """The head as a matrix: its weight, or what an adapter around it makes of unit vectors.
 
         `hidden(tokens) @ W_U` is the logits.
         """
