@@ -158,7 +158,8 @@ def _run(name: str, device: torch.device, call: Callable[[], Result]) -> Result:
         if kernel and device.type == "cpu":
             reason = (
                 "it computes with Triton or CUDA kernels alone, which need a GPU; of "
-                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU"
+                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU, and models of "
+                "transformers that use its kernels may run where it is not installed"
             )
         raise ValueError(f"model={name}: cannot run on {device.type}: {reason}") from error
 

@@ -58,6 +58,15 @@ class ActivationCache(dict[str, Tensor]):
         except KeyError as error:
             raise KeyError(f"{error.args[0]}{self._describe_matrix(key)}") from None
 
+    @property
+    def cache_dict(self) -> dict[str, Tensor]:
+        """The tensors as a plain dictionary, by the full names of their points."""
+        return dict(self)
+
+    def to(self, device: torch.device | str) -> "ActivationCache":
+        """Return the cache with its tensors on a device; the model stays where it is."""
+        return ActivationCache({name: x.to(device) for name, x in self.items()}, self.model)
+
     def _describe_matrix(self, key: Key) -> str:
         """Return how to get the matrix of a mixer that has one, but no pattern as attention has."""
         blocks = self.model.blocks
