@@ -319,3 +319,11 @@ def test_the_cache_holds_no_graph(model, tokens):
     logits, cache = model.run_with_cache(tokens)
     assert logits.requires_grad
     assert not any(tensor.requires_grad for tensor in cache.values())
+
+
+def test_a_point_knows_its_block():
+    model = build("AM*2", vocab_size=16, d_model=8)
+    points = hook_points(model)
+    assert points["blocks.1.mixer.hook_pattern"].layer() == 1
+    with pytest.raises(ValueError, match="hook_embed: is not a point of a block"):
+        points["hook_embed"].layer()
