@@ -12,9 +12,9 @@ import typer
 
 from lab.certification import RefusedError, Request, certify_in_child, count_outcomes
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings, read_value
-from lab.cli.figures import check_figure, make_figure_option
-from lab.cli.messages import parse_assignments, refuse, report_usage_errors, say
-from lab.cli.output import AsJson, Force, check_output
+from lab.cli.command import AsJson, Force
+from lab.cli.messages import refuse, report_usage_errors, say
+from lab.files import check_output
 from lab.machine import measure_free_memory
 
 GIBIBYTE = 2**30
@@ -130,7 +130,10 @@ def certify(
         ),
     ] = None,
     figure: Annotated[
-        Path | None, make_figure_option("each law's error relative to its bound")
+        Path | None,
+        typer.Option(
+            help="Save each law's error relative to its bound as this .html, .png or .svg file."
+        ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -142,6 +145,7 @@ def certify(
 
     Exit code 0: no law fails. 1: a law fails. 2: no law could be decided.
     """
+    from lab.api.settings import parse_assignments
     from lab.files import explain_write_errors
 
     with _report_refusals(target, as_json):
@@ -208,8 +212,8 @@ def _refuse(reason: object, target: str, as_json: bool) -> typer.Exit:
 
 def _certify(request: Request, as_json: bool) -> dict[str, Any]:
     """Return the certificate; without JSON, print each verdict as it arrives."""
-    from lab.cli.console import open_table_console
     from lab.cli.tables.certify import build_law_table, show_progress
+    from lab.console import open_table_console
 
     output = open_table_console(quiet=as_json)
     try:
@@ -284,6 +288,8 @@ def _check_seconds(seconds: float) -> float:
 def _check_figure(figure: Path | None, force: bool) -> None:
     if figure is None:
         return
+    from analysis.pages.export import check_figure
+
     check_figure(figure, force)
     if not figure.parent.is_dir():
         raise ValueError(f"figure={figure}: {figure.parent} is not a folder")

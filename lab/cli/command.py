@@ -1,37 +1,25 @@
 """What all commands share: plain names of types in the help, near names for mistyped words."""
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lab.cli.messages import refuse, report_usage_errors
+from tasks.bounds import find_kind, varies
 from tasks.near_names import ask, find_near, suggest
 
-HOME = Path(__file__).parents[2]
-"""The folder of the packages."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that the lab did not make.")]
 NONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.$")
 """What typer says of a value that is none of an option's choices."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-
-
-def list_keys(file: str, variable: str) -> str:
-    """List the keys of a dictionary in a file of the lab, without importing the file."""
-    tree = ast.parse((HOME / file).read_text(encoding="utf-8"))
-    for node in tree.body:
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict(keys=keys)):
-                if name == variable:
-                    return ", ".join(ast.literal_eval(key) for key in keys if key)
-    raise ValueError(f"{file} defines no dictionary {variable}")
 
 
 def unwrap(docstring: str | None) -> str:
@@ -99,6 +87,7 @@ def make_command(
     options: type[Any],
     *,
     json: str = "",
+    others: bool = False,
     report: Callable[[Mapping[str, Any], bool], AbstractContextManager[None]] | None = None,
 ) -> Callable[..., None]:
     """Return a command whose parameters are the fields of a dataclass (see `annotate`).
@@ -108,11 +97,13 @@ def make_command(
             is an option --json, whether it was given, as `as_json`. Its docstring is the help.
         options: the dataclass; it validates its values.
         json: help of an option --json; "": there is none.
+        others: the function also gets all words that are no option of the dataclass, as `words`.
         report: what reports values that the dataclass refuses; it gets the values as typed, and
             whether --json was given. None: in one line, with exit code 2.
     """
     hints = get_type_hints(options)
-    known = {f.name: f for f in fields(options) if f.init}
+    own = options.__annotations__
+    known = {f.name: f for f in sorted(fields(options), key=lambda f: f.name not in own)}
     annotations = {name: annotate(f, hints[name]) for name, f in known.items()}
     defaults = {
         name: inspect.Parameter.empty
@@ -127,8 +118,13 @@ def make_command(
         annotations["as_json"] = Annotated[bool, typer.Option("--json", help=json)]
         defaults["as_json"] = False
 
+    if others:
+        annotations["context"] = typer.Context
+
     def command(**given: Any) -> None:
         also = {"as_json": given.pop("as_json")} if json else {}
+        if others:
+            also["words"] = given.pop("context").args
         typed = {name: value for name, value in given.items() if value not in (None, [])}
         with report(typed, also.get("as_json", False)) if report else report_usage_errors():
             chosen = options(**{name: _read(known[name], value) for name, value in typed.items()})
@@ -139,6 +135,11 @@ def make_command(
     return command
 
 
+def takes(options: type[Any], **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of the function below: `make_command` as a decorator."""
+    return lambda function: make_command(function, options, **more)
+
+
 def _read(of: Field[Any], value: Any) -> Any:
     read = of.metadata.get("read")
     if read is not None:
@@ -146,7 +147,15 @@ def _read(of: Field[Any], value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def annotate(of: Field[Any], hint: Any) -> Any:
+def annotate(
+    of: Field[Any],
+    hint: Any,
+    *,
+    panel: str | None = None,
+    shown: str | None = None,
+    optional: bool = False,
+    several: bool = False,
+) -> Any:
     """Return typer's annotation of a dataclass's field: a type, and an option or an argument.
 
     A field of several values, tuple[X, ...], is an option that may be repeated, and so is a
@@ -154,39 +163,50 @@ def annotate(of: Field[Any], hint: Any) -> Any:
     `tasks.bounds.option` makes, may hold:
 
         help      what the option is for
-        shown     its default in words; False: it is not shown
+        shown     its default in words
         flag      its name, such as "--format" or "--relative/--absolute"
         metavar   what stands for its value
         panel     the section of the help that it belongs to
         argument  True: it is an argument
         read      a function that makes its value of the text that is typed, or, for a mapping, of
                   the texts
+
+    Args:
+        of: the field.
+        hint: its type.
+        panel: the section of the help, if the field does not say it.
+        shown: the default in words, likewise.
+        optional: None stands for "not given", whatever the field's default.
+        several: numbers and named choices are read from text, which may name several values.
     """
-    about, kind, flag = of.metadata, hint, of.metadata.get("flag")
-    if get_origin(kind) in (Union, UnionType):
-        members = [member for member in get_args(kind) if member is not NoneType]
-        kind = float if set(members) == {int, float} else members[0]
-    if get_origin(kind) in (tuple, list, Sequence):
-        kind = str if about.get("read") else list[get_args(kind)[0]]
+    about, kind, flag, metavar = of.metadata, find_kind(hint), None, of.metadata.get("metavar")
+    flag, reads = about.get("flag"), about.get("read") is not None
+    if several and varies(hint):
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        metavar = "|".join(choices) if choices else f"{TYPE_NAMES[kind]},…"
+        kind = str
+    elif get_origin(kind) in (tuple, list, Sequence):
+        kind = str if reads else list[get_args(kind)[0]]
     elif get_origin(kind) in (dict, Mapping):
         kind = list[str]
-    elif about.get("read"):
+    elif reads:
         kind = str
-    if kind is bool and of.default is False and flag is None:
+    if kind is bool and of.default is False and flag is None and not optional:
         flag = f"--{of.name.replace('_', '-')}"
-    shown = about.get("shown")
+    default = None if of.default in (MISSING, ()) else of.default
+    shown = about.get("shown") or shown
     settings: dict[str, Any] = {
         "help": about.get("help", ""),
-        "metavar": about.get("metavar"),
-        "rich_help_panel": about.get("panel"),
+        "metavar": metavar,
+        "rich_help_panel": about.get("panel", panel),
     }
-    if of.default in (None, False, (), MISSING):
-        settings["show_default"] = False if shown is None else shown
-    elif shown is not None:
-        settings["show_default"] = shown
+    if optional and shown is None and default is not None:
+        shown = str(default)
+    if shown is not None or default in (None, False):
+        settings["show_default"] = shown or False
     if about.get("argument"):
         return Annotated[kind | None if of.default is None else kind, typer.Argument(**settings)]
-    optional = of.default in (None, ()) or about.get("read")
+    optional |= of.default is None or of.default == () or reads
     made = typer.Option(*([flag] if flag else []), **settings)
     return Annotated[kind | None if optional else kind, made]
 
@@ -238,12 +258,13 @@ class Group(TyperGroup):
         """Write the options, then what each command does."""
         sections = describe_parameters(self.get_params(ctx), ctx)
         for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            summary = (command.help or "").partition("\n\n")[0]
-            sections.setdefault(command.rich_help_panel or "Commands", []).append(
-                (name, " ".join(summary.split()))
-            )
+            title, summary = self.describe(ctx, name)
+            sections.setdefault(title, []).append((name, unwrap(summary.partition("\n\n")[0])))
         write_sections(formatter, sections)
+
+    def describe(self, ctx: Any, name: str) -> tuple[str, str]:
+        """Return the section of a command in the help, and its own help."""
+        return "Commands", getattr(self.get_command(ctx, name), "help", None) or ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command's name."""

@@ -47,14 +47,14 @@ def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
         def terminate(self) -> None:
             self.stopped = True
 
-    monkeypatch.setattr("lab.cli.verify.subprocess.Popen", Endless)
+    monkeypatch.setattr("lab.cli.suite.subprocess.Popen", Endless)
     words = "no property failed in 1 minute, but not every property was tried"
     assert lab("verify --minutes 1").output.strip() == words
 
 
 def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
     assert one_line(lab("verify --minutes 0")) == "Error: minutes=0.0: must be > 0"
-    monkeypatch.setattr("lab.cli.verify.TESTS", tmp_path / "absent")
+    monkeypatch.setattr("lab.cli.suite.TESTS", tmp_path / "absent")
     result = lab("verify")
     assert result.exit_code == 2
     assert "needs a checkout with its tests" in one_line(result)

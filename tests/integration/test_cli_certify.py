@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from lab import certification
 from lab.cli import app
 from lab.cli.certify import _write_programs
-from lab.cli.output import is_marked
 from lab.cli.tables.certify import build_law_table
+from lab.files import is_marked
 from lab.laws.laws import select_laws
 
 HERE = Path(__file__).parent

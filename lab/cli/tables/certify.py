@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.certification import SIGNS, Certificate
-from lab.cli.console import open_table_console
+from lab.console import open_table_console
 
 STYLES = {
     "holds": "green",

@@ -13,8 +13,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from lab.cli.run_settings import describe_run, read_settings
-from lab.cli.sweeping import InterruptedSweepError, SweepJob
+from lab.api.options import SweepOptions
+from lab.api.settings import describe_run, read_settings
+from lab.api.sweeping import InterruptedSweepError, SweepJob
 from lab.files import RunError
 from lab.models.evaluation import evaluate
 from lab.studies import recall, trainability, trainability_ssd
@@ -194,7 +195,7 @@ def test_a_run_of_other_settings_counts_where_it_is_in_the_folder(trained, tmp_p
     found = tabulate_cells(one, copy_first(trained, tmp_path / "here"))
     found.with_columns(settings=pl.lit("deadbeef")).write_csv(file)
     for out, ignored in (("here", 0), ("elsewhere", 1)):
-        job = SweepJob(one, tmp_path / out, file)
+        job = SweepJob(one, tmp_path / out, SweepOptions(table=file))
         earlier = job.read_earlier()
         assert job.count_ignored(earlier) == ignored
         assert job.tabulate(earlier)["status"].to_list() == [["budget"], ["not run"]][ignored]
@@ -206,7 +207,7 @@ def test_a_result_in_a_table_gives_place_to_another_result_only(trained, tmp_pat
     ended = here.with_columns(settings=pl.lit("deadbeef"), accuracy=pl.lit(0.5))
     for out, kept in (("elsewhere", ended), ("here", here)):
         ended.write_csv(file)
-        job = SweepJob(both, tmp_path / out, file)
+        job = SweepJob(both, tmp_path / out, SweepOptions(table=file))
         job.write_table(job.read_earlier())
         assert job.read_earlier().table.head(1).equals(kept.head(1))
         assert job.read_earlier().table["status"].to_list() == ["budget", "not run"]
@@ -218,15 +219,15 @@ def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, t
     before = tabulate_cells(whole, copy_first(trained, tmp_path))
     save_table(before, file)
     content = file.read_bytes()
-    part = SweepJob(study(cell(1)), tmp_path, file)
+    part = SweepJob(study(cell(1)), tmp_path, SweepOptions(table=file))
     shown = part.tabulate(part.read_earlier())
     assert shown["seed"].to_list() == [1]
     assert file.read_bytes() == content
     part.write_table(part.read_earlier())
-    job = SweepJob(whole, tmp_path / "elsewhere", file)
+    job = SweepJob(whole, tmp_path / "elsewhere", SweepOptions(table=file))
     assert job.tabulate(job.read_earlier()).equals(before)
     assert job.read_earlier().table["seed"].to_list() == [0, 1]  # each row in its place
-    more = SweepJob(study(cell(2), cell(0)), tmp_path / "elsewhere", file)
+    more = SweepJob(study(cell(2), cell(0)), tmp_path / "elsewhere", SweepOptions(table=file))
     more.write_table(more.read_earlier())
     assert more.read_earlier().table["seed"].to_list() == [0, 1, 2]
 
@@ -354,7 +355,7 @@ def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypat
 
     monkeypatch.setattr("lab.sweeps.pool.note_spent", refuse)
     monkeypatch.setattr(Worker, "train", lambda *given: "planted")
-    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1)
+    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", SweepOptions(workers=1))
     with pytest.raises(RunError, match=r"2 of 2 runs failed: planted \(factor=tiny,seed=0; "):
         job.run()
 
@@ -372,7 +373,7 @@ def test_a_damaged_folder_is_the_error_of_its_cell_alone(tmp_path):
     damaged.mkdir()
     (damaged / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"1 of 2 runs failed: .*config.json is not valid JSON"):
-        SweepJob(study(cell(0), cell(1)), tmp_path, workers=1).run()
+        SweepJob(study(cell(0), cell(1)), tmp_path, SweepOptions(workers=1)).run()
     assert find_status(tmp_path / cell(1).name) == "budget"
 
 
@@ -381,20 +382,20 @@ def test_fresh_trains_all_runs_anew(trained, tmp_path):
     before = tabulate_cells(one, tmp_path)
     for fresh in (False, True):
         stamp = (path / "result.json").stat().st_mtime_ns
-        found = SweepJob(one, tmp_path, workers=1, fresh=fresh).run()
+        found = SweepJob(one, tmp_path, SweepOptions(workers=1, fresh=fresh)).run()
         assert ((path / "result.json").stat().st_mtime_ns != stamp) == fresh
         assert found.drop("seconds").equals(before.drop("seconds"))
 
 
 def test_minutes_that_are_up_end_a_run_and_more_of_them_resume_it(tmp_path):
     long = study(cell(max_steps=60))
-    SweepJob(long, tmp_path, max_minutes=1e-3).run()
+    SweepJob(long, tmp_path, SweepOptions(max_minutes=1e-3)).run()
     row = tabulate_cells(long, tmp_path).row(0, named=True)
     assert row["status"] == "out of time"
     assert row["solved"] is False
     assert 1 <= row["steps"] < 60
     assert row["accuracy"] is not None
-    again = SweepJob(long, tmp_path, max_minutes=1e-3).run()
+    again = SweepJob(long, tmp_path, SweepOptions(max_minutes=1e-3)).run()
     assert again.row(0, named=True) == row, "its minutes are up: nothing is tried"
     assert SweepJob(long, tmp_path).run().row(0, named=True)["steps"] == 60
     assert not (tmp_path / long.cells[0].name / SPENT).exists()
@@ -417,7 +418,7 @@ def test_a_signal_leaves_a_run_that_goes_on(tmp_path):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(InterruptedSweepError, match="run the same command again to resume") as stop:
-        SweepJob(study(LONG), tmp_path, workers=1).run()
+        SweepJob(study(LONG), tmp_path, SweepOptions(workers=1)).run()
     assert stop.value.signal == signal.SIGINT
     assert (find_status(path), read_spent(path)[1]) == ("unfinished", None)
     (step,) = Run.open(path).list_checkpoints()

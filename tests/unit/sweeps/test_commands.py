@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import lab
+from lab.api.sweep_settings import SweepSettings, list_options, parse, read_file, read_grid
 from lab.cli import app
-from lab.cli.sweep_settings import SweepSettings, list_options, parse, read_file, read_grid
 from lab.sweeps.sweep import merge
 
 TINY = (

@@ -11,7 +11,7 @@ import torch
 
 from analysis.base import Subject
 from analysis.run.baselines import measure
-from lab.cli.tables.results import describe_ending
+from lab.api.results import describe_ending
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.intervals import wilson
 from lab.models import build

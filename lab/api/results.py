@@ -1,52 +1,23 @@
-"""The result of a run: accuracy and baselines, other settings, and why it ended."""
+"""The result of a run in words: its scores, and how and why it ended."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
-from lab.cli.tables.durations import format_duration
-from lab.config import AUDIT_ROWS
 from lab.training.records import find_ending, name_ending
 
 
-def build_result_table(result: dict[str, Any]) -> Table:
-    """Return a table of the accuracies of model, construction, oracle, shortcuts and chance."""
+def list_scores(result: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    """Return the accuracies of model, construction, oracle, shortcuts and chance, best first."""
     scores = {"this model": result["accuracy"], **result["baselines"]}
     by_hand = result.get("set_by_hand") or {}
     if by_hand.get("accuracy") is not None:
         scores["this model, set by hand"] = by_hand["accuracy"]
-    table = Table(
-        title=f"{result['task']}: test accuracy",
-        title_justify="left",
-        caption=f"chance, shortcuts and oracle: on the first {AUDIT_ROWS} test rows",
-    )
-    table.add_column("")
-    table.add_column("accuracy", justify="right")
-    for name, value in sorted(scores.items(), key=lambda score: -(score[1] or 0.0)):
-        style = "bold" if name == "this model" else ""
-        table.add_row(name, "—" if value is None else f"{value:.4f}", style=style)
-    return table
+    return sorted(scores.items(), key=lambda score: -(score[1] or 0.0))
 
 
-def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
-    """Return a table of the accuracy in other settings, each with its 95 % interval."""
-    table = Table(title="beyond training: test accuracy", title_justify="left")
-    for name in ("", "accuracy", "95 %", "chance", "rows"):
-        table.add_column(name, justify="left" if not name else "right")
-    for entry in found:
-        where = f"{entry['option']}={entry['value']}"
-        if "error" in entry:
-            table.add_row(where, entry["error"])
-            continue
-        low, high = entry["interval"]
-        table.add_row(
-            where,
-            f"{entry['accuracy']:.4f}",
-            f"{low:.4f} … {high:.4f}",
-            f"{entry['chance']:.4f}",
-            f"{entry['rows']:,}",
-        )
-    return table
+def format_accuracy(value: float | None) -> str:
+    """Return an accuracy with four decimals; — for none."""
+    return "—" if value is None else f"{value:.4f}"
 
 
 def describe_ending(result: dict[str, Any]) -> str:
@@ -80,3 +51,16 @@ def describe_ending(result: dict[str, Any]) -> str:
         because = why["because"][:1].upper() + why["because"][1:]
         line += f"\nwhy it is not solved, {stage}: {why['kind']}. {because}"
     return line
+
+
+def format_duration(seconds: float) -> str:
+    """Return a length of time in the two units that matter: "3 d 4 h", "2 min 5 s"."""
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    if seconds < 1:
+        return f"{seconds:.1f} s"
+    for i, (name, size) in enumerate(units[:-1]):
+        if seconds >= size:
+            finer, unit = units[i + 1]
+            rest = f" {seconds % size // unit:.0f} {finer}"
+            return f"{seconds // size:.0f} {name}{rest if rest[1] != '0' else ''}"
+    return f"{seconds:.0f} s"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lab.cli.options import Span, read
+from lab.api.settings import Span, read, read_settings
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import read_toml
 from lab.sweeps.sweep import Axis, Cell, Sweep, combine, make_axis, merge, read_number
@@ -139,8 +139,6 @@ def _find_lengths(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     Raises:
         ValueError: for options that make no run; all such cells are named.
     """
-    from lab.cli.run_settings import read_settings
-
     found, errors = [], {}
     for cell in cells:
         try:

@@ -5,15 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lab.cli.options import find_kind
-from lab.cli.run_settings import describe_run
+from lab.api.progress import choose_progress
+from lab.api.run import TrainedRun
+from lab.api.settings import describe_run
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.notebook.progress import choose_progress
-from lab.notebook.trained_run import TrainedRun
 from lab.training.experiment import carry_out
 from tasks import TASKS
 from tasks.base import Task
-from tasks.bounds import check_kind
+from tasks.bounds import check_kind, find_kind
 from tasks.near_names import suggest
 
 

@@ -1,0 +1,7 @@
+from lab.api.options import AnalyzeOptions as AnalyzeOptions
+from lab.api.run import analyze as analyze
+from lab.api.run import open as open
+from lab.api.sweeping import sweep as sweep
+from lab.api.training import train as train
+
+__version__: str
