@@ -1,9 +1,27 @@
-"""The result of a run in words: its scores, and how and why it ended."""
+"""Opening a run, and its result in words: its scores, and how and why it ended.
 
-from collections.abc import Mapping
+Nothing here imports torch, so that what has ended is shown at once.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lab.training.records import find_ending, name_ending
+from lab.training.run import Run
+
+
+def open_run(path: Path, trust: bool, on_note: Callable[[str], object]) -> Run:
+    """Return a run; note if its own mixer's code is no longer that of its training.
+
+    Raises:
+        RunError: for a folder that holds no run, or one that needs trust.
+    """
+    run = Run.open(path, trust=trust)
+    change = run.describe_change()
+    if change:
+        on_note(f"{path}: {change}; its weights are now used in other code")
+    return run
 
 
 def list_scores(result: Mapping[str, Any]) -> list[tuple[str, float | None]]:

@@ -21,7 +21,7 @@ from analysis.pages.report import render, write_both, write_quick
 from analysis.pages.report_files import ReportFiles, choose_work, find_page
 from lab.api.options import AnalyzeOptions, CompareOptions
 from lab.api.progress import show_count
-from lab.api.results import describe_ending, format_accuracy, list_scores
+from lab.api.results import describe_ending, format_accuracy, list_scores, open_run
 from lab.files import check_output, explain_write_errors
 from lab.foreign import KINDS, OpenedModel, open_model
 from lab.models import LanguageModel
@@ -206,19 +206,6 @@ def open(
     if what in KINDS:
         raise ValueError(f'model=None: must be given after "{what}": lab.open("{what}", model)')
     return TrainedRun(open_run(Path(what), trust, partial(warnings.warn, stacklevel=3)))
-
-
-def open_run(path: Path, trust: bool, on_note: Callable[[str], object]) -> Run:
-    """Return a run; note if its own mixer's code is no longer that of its training.
-
-    Raises:
-        RunError: for a folder that holds no run, or one that needs trust.
-    """
-    run = Run.open(path, trust=trust)
-    change = run.describe_change()
-    if change:
-        on_note(f"{path}: {change}; its weights are now used in other code")
-    return run
 
 
 def analyze(options: AnalyzeOptions, on_note: Callable[[str], None] = print) -> ShownAnalyses:

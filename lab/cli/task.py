@@ -433,7 +433,7 @@ def resume(**given: Any) -> None:
     A schedule that ends at the limit, such as cosine, follows the curve of the later limit from
     here on.
     """
-    from lab.api.run import open_run
+    from lab.api.results import open_run
     from lab.training.loggers import check_installed
 
     asked = _take(ResumeOptions, given)

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import polars as pl
 import pytest
@@ -189,7 +190,8 @@ def test_chance_has_no_interval(options):
 
 @pytest.mark.parametrize("action", ["show", "audit", "export"])
 def test_what_only_training_takes_is_refused_beside_rows(action):
-    looking = RowOptions(**{action: 1}, rows=3 if action == "export" else None)
+    given: dict[str, Any] = {action: 1, "rows": 3 if action == "export" else None}
+    looking = RowOptions(**given)
     training = {"out": None, "learning-rate": 7.0, "model": "nosuch:X"}
     with pytest.raises(
         ValueError, match=f"^--learning-rate: has no effect with --{action}, which trains nothing$"
