@@ -99,7 +99,7 @@ def _read_fixed(task: str, words: Sequence[str]) -> dict[str, Any]:
         for name in ("as_json", "trust", "fresh"):  # a sweep has its own --fresh
             given.pop(name)
     for name in OF_ONE_RUN:
-        if name in given:
+        if given.pop(name, False) is not False:
             raise ValueError(f"--{name.replace('_', '-')}: is for a single run, not for a sweep")
     layers = dict(text.partition("=")[::2] for text in given.pop("options", []))
     return given | layers

@@ -434,7 +434,6 @@ def resume(**given: Any) -> None:
     here on.
     """
     from lab.api.results import open_run
-    from lab.training.loggers import check_installed
 
     asked = _take(ResumeOptions, given)
     with report_failures(), report_usage_errors():
@@ -444,6 +443,8 @@ def resume(**given: Any) -> None:
             run = run.set_limit(asked.max_steps)
         if _show_finished(run, {}, asked.as_json):
             return
+        from lab.training.loggers import check_installed
+
         check_installed(runtime.log)
     _train_and_report(run, runtime, {}, asked.as_json)
 
