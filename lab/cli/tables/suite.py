@@ -1,29 +1,32 @@
 """Tables of tasks, models, errata, claims and studies."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from analysis.base import Table as Numbers
-from analysis.claims.claim import Claim
-from analysis.studies.recall import Setting
-from lab.constructions import Rung
-from lab.errata.erratum import Erratum
-from lab.models.anatomy import Anatomy, Part
-from lab.models.paper_sizes import SizeComparison
 from lab.studies.published import PUBLISHED
 from lab.studies.recall import MIXERS
-from lab.suite.audit import Audit
-from lab.suite.survey import Size, TaskSummary
+
+if TYPE_CHECKING:
+    from analysis.base import Table as Numbers
+    from analysis.claims.claim import Claim
+    from analysis.studies.recall import Setting
+    from lab.constructions import Rung
+    from lab.errata.erratum import Erratum
+    from lab.models.anatomy import Anatomy, Part
+    from lab.models.paper_sizes import SizeComparison
+    from lab.suite.audit import Audit
+    from lab.suite.survey import Size, TaskSummary
 
 ROOM_FOR_A_LINE = 136
 """Columns that a terminal needs to show each task on one line."""
 
 
-def build_suite_table(entries: Sequence[TaskSummary], width: int) -> RenderableType:
+def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> RenderableType:
     """Build the table of the suite: one line a task where there is room, else several."""
     numbers = (
         "scored",
@@ -62,7 +65,7 @@ def build_suite_table(entries: Sequence[TaskSummary], width: int) -> RenderableT
     return Group(*parts)
 
 
-def _format_numbers(entry: TaskSummary) -> tuple[str, ...]:
+def _format_numbers(entry: "TaskSummary") -> tuple[str, ...]:
     return (
         f"{entry.scored:,.0f}" if entry.scored == int(entry.scored) else f"{entry.scored:,.1f}",
         f"{entry.chance:.2g}",
@@ -74,11 +77,11 @@ def _format_numbers(entry: TaskSummary) -> tuple[str, ...]:
     )
 
 
-def _format_size(size: Size) -> str:
+def _format_size(size: "Size") -> str:
     return f"{size.seq_len:,} × {size.vocab_size:,}"
 
 
-def build_audit_table(found: Audit, title: str) -> Table:
+def build_audit_table(found: "Audit", title: str) -> Table:
     """Build a table of the predictors of a task, best first, with 95 % intervals but for chance."""
     caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
     table = Table(title=title, title_justify="left", caption=caption)
@@ -90,7 +93,7 @@ def build_audit_table(found: Audit, title: str) -> Table:
     return table
 
 
-def build_ladder_table(rungs: Sequence[Rung]) -> Table:
+def build_ladder_table(rungs: Sequence["Rung"]) -> Table:
     """Build a table of what each mixer reaches with weights set by hand, equal ones together."""
     table = Table.grid(padding=(0, 2))
     table.title, table.title_justify = "weights set by hand", "left"
@@ -106,7 +109,7 @@ def build_ladder_table(rungs: Sequence[Rung]) -> Table:
     return table
 
 
-def build_anatomy_table(found: Anatomy) -> Table:
+def build_anatomy_table(found: "Anatomy") -> Table:
     """Return a model's parts from tokens to logits, alike neighbours in one row."""
     table = Table(box=None)
     for name in ("blocks", "part", ""):
@@ -114,7 +117,7 @@ def build_anatomy_table(found: Anatomy) -> Table:
     for name in ("parameters each", "active"):
         table.add_column(name, justify="right", no_wrap=True)
 
-    def add(where: str, part: Part) -> None:
+    def add(where: str, part: "Part") -> None:
         table.add_row(where, part.name, part.note, f"{part.parameters:,}", f"{part.active:,}")
 
     add("", found.embedding)
@@ -134,7 +137,7 @@ def build_anatomy_table(found: Anatomy) -> Table:
     return table
 
 
-def describe_totals(found: Anatomy, compared: SizeComparison | None) -> str:
+def describe_totals(found: "Anatomy", compared: "SizeComparison | None") -> str:
     """Describe a model's totals, beside the paper's where it has one."""
     line = f"total {found.total:,} parameters, {found.active:,} of them active for a token"
     if compared is None:
@@ -142,7 +145,7 @@ def describe_totals(found: Anatomy, compared: SizeComparison | None) -> str:
     return f"{line}\nthe paper's {compared.size}: {compared.difference:+.2%}; {compared.because}"
 
 
-def build_erratum_table(erratum: Erratum) -> Table:
+def build_erratum_table(erratum: "Erratum") -> Table:
     """Return a table of an erratum: each reading, its evidence, and how to train it."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -163,7 +166,7 @@ def build_erratum_table(erratum: Erratum) -> Table:
     return table
 
 
-def build_claims_list(claims: Sequence[Claim]) -> Group:
+def build_claims_list(claims: Sequence["Claim"]) -> Group:
     """Return a line for each claim with its name and scales, and below it what it says."""
     parts: list[RenderableType] = []
     for claim in claims:
@@ -172,7 +175,7 @@ def build_claims_list(claims: Sequence[Claim]) -> Group:
     return Group(*parts)
 
 
-def build_recall_table(settings: Sequence[Setting]) -> Table:
+def build_recall_table(settings: Sequence["Setting"]) -> Table:
     """Return the accuracy by mixer, row length and width; after a slash, the paper's.
 
     A star stands at settings with a run that reached its time limit unsolved.
@@ -198,7 +201,7 @@ def build_recall_table(settings: Sequence[Setting]) -> Table:
     return table
 
 
-def _format_cell(setting: Setting | None) -> str:
+def _format_cell(setting: "Setting | None") -> str:
     if setting is None:
         return "not run"
     cut = "*" if setting.cut else ""
@@ -206,7 +209,7 @@ def _format_cell(setting: Setting | None) -> str:
     return f"{setting.mean:.3f}{cut}{published}"
 
 
-def build_numbers_table(numbers: Numbers) -> Table:
+def build_numbers_table(numbers: "Numbers") -> Table:
     """Return the numbers of a finding as a table, a line for each row."""
     table = Table(box=None)
     for i, name in enumerate(numbers.columns):
