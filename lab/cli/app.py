@@ -11,7 +11,7 @@ from lab.cli import edge
 from lab.cli.certify import certify
 from lab.cli.command import Command, Group, unwrap
 from lab.cli.run import analyze, compare, runs, save_pretrained
-from lab.cli.suite import bench, errata, model, tasks, verify
+from lab.cli.suite import bench, errata, mixers, model, tasks, verify
 from lab.cli.sweep import claim, reproduce, study, sweep
 from lab.cli.task import build_trainer, resume
 from tasks import TASKS
@@ -60,6 +60,7 @@ app = typer.Typer(
 )
 for command in (
     tasks,
+    mixers,
     resume,
     analyze,
     compare,

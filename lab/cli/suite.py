@@ -1,4 +1,4 @@
-"""Commands without a run: tasks, model, errata, verify, bench."""
+"""Commands without a run: tasks, mixers, model, errata, verify, bench."""
 
 import importlib.util
 import json
@@ -8,7 +8,7 @@ import time
 from dataclasses import MISSING, asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
@@ -44,6 +44,52 @@ def tasks(options: TasksOptions, as_json: bool) -> None:
 
     console = open_table_console()
     console.print(build_suite_table(list(survey_tasks()), console.width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixersOptions:
+    """Which mixers to list, and the sizes at which their states are measured."""
+
+    name: str | None = option(None, "Show this one and its options.", argument=True)
+    d_model: int = option(64, "Width at which states are measured.")
+    n_heads: int = option(1, "Heads at which states are measured.")
+
+
+@takes(MixersOptions, json=LINES)
+def mixers(options: MixersOptions, as_json: bool) -> None:
+    """List the mixers: what each is, the bytes of its state for one row, and its options."""
+    from lab.cli.tables.suite import build_mixers_table
+    from lab.console import open_table_console
+    from lab.models.mixers import MIXERS, summarize_mixers
+
+    name, d_model, n_heads = options.name, options.d_model, options.n_heads
+    with report_usage_errors():
+        if name is not None:
+            check_choice("name", name, MIXERS)
+        found = list(summarize_mixers(d_model, n_heads, MIXERS if name is None else (name,)))
+    if as_json:
+        for summary in found:
+            typer.echo(json.dumps(asdict(summary), ensure_ascii=False))
+        return
+    open_table_console().print(build_mixers_table(found))
+    for summary in found:
+        if name is None:
+            typer.echo(f"\n{summary.name}: {', '.join(summary.options)}")
+        else:
+            for key, known in summary.options.items():
+                typer.echo(_describe_option(key, known))
+    typer.echo(
+        f"\nState: bytes in fp32 for one row at d_model={d_model}, n_heads={n_heads}. "
+        "In a stack: 'ssd+M*2'; an option: --option ssd.d_state=64."
+    )
+
+
+def _describe_option(name: str, about: dict[str, Any]) -> str:
+    values = "".join(
+        f" | {value}" for value in about.get("values", ()) if value != about["default"]
+    )
+    default = about["default"]
+    return f"{name} = {str(default).lower() if default in (None, True, False) else default}{values}"
 
 
 @dataclass(frozen=True, kw_only=True)

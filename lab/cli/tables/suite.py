@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lab.constructions import Rung
     from lab.errata.erratum import Erratum
     from lab.models.anatomy import Anatomy, Part
+    from lab.models.mixers import MixerSummary
     from lab.models.paper_sizes import SizeComparison
     from lab.suite.audit import Audit
     from lab.suite.survey import Size, TaskSummary
@@ -79,6 +80,22 @@ def _format_numbers(entry: "TaskSummary") -> tuple[str, ...]:
 
 def _format_size(size: "Size") -> str:
     return f"{size.seq_len:,} × {size.vocab_size:,}"
+
+
+def build_mixers_table(found: Sequence["MixerSummary"]) -> Table:
+    """Build a table of mixers: what each is, the bytes of its state, and where it is from."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("mixer", "letter", "what it is", "state", "source"):
+        table.add_column(column, overflow="fold")
+    for summary in found:
+        state = _describe_state(summary.fixed_bytes, summary.token_bytes)
+        table.add_row(summary.name, summary.letter, summary.says, state, summary.source)
+    return table
+
+
+def _describe_state(fixed: int, token: int) -> str:
+    grows = f"{token:,} a token" if token else ""
+    return " + ".join(filter(None, (f"{fixed:,}" if fixed or not token else "", grows)))
 
 
 def build_audit_table(found: "Audit", title: str) -> Table:
