@@ -129,13 +129,13 @@ browser: development
 
 # Faults found in public packages, each shown by a program that needs no part of this one.
 findings: $(FINDINGS)
-	.venv-findings/bin/python tests/findings/run.py
+	.venv-findings/bin/python docs/findings/programs/run.py
 
 # A place of their own, for the versions named; their requirements are listed whole.
-$(FINDINGS): tests/findings/requirements.txt constraints.txt
+$(FINDINGS): docs/findings/programs/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-findings
 	sh docs/scripts/install.sh .venv-findings/bin/python --constraint constraints.txt torch setuptools
-	sh docs/scripts/install.sh .venv-findings/bin/python --no-deps --requirement tests/findings/requirements.txt
+	sh docs/scripts/install.sh .venv-findings/bin/python --no-deps --requirement docs/findings/programs/requirements.txt
 	touch $@
 
 # What users get who install today: constraints.txt does not hold here.
