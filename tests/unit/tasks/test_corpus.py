@@ -91,42 +91,27 @@ def refuse(monkeypatch, name: str, path: Path) -> None:
     monkeypatch.setattr(os, name, refusing)
 
 
-def make_nothing(path: Path) -> None:
-    pass
-
-
-def make_dangling(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-def make_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def make_binary(path: Path) -> None:
-    path.write_bytes(b"a" * (SAMPLE - 1) + b"\0")
-
-
-def make_utf16(path: Path) -> None:
-    path.write_text("text", encoding="utf-16")
-
-
 def make_folder_without_text(path: Path) -> None:
-    written(path / "a.bin", b"\0")
-    written(path / "b.bin", b"\0")
-    written(path / "empty", b"")
+    for name, content in (("a.bin", b"\0"), ("b.bin", b"\0"), ("empty", b"")):
+        written(path / name, content)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (make_nothing, "No such file or directory"),
-        (make_dangling, "is a link to nothing"),
-        (make_loop, "Too many levels of symbolic links"),
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.symlink_to("nowhere"), "is a link to nothing"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
         (os.mkfifo, "is a pipe, a socket or a device, must be a file or folder"),
         (Path.touch, "is empty"),
-        (make_binary, r"is binary \(a NUL in its first 65536 bytes"),
-        (make_utf16, "is binary .*UTF-16 is to be made UTF-8 first"),
+        (
+            lambda path: path.write_bytes(b"a" * (SAMPLE - 1) + b"\0"),
+            r"is binary \(a NUL in its first 65536 bytes",
+        ),
+        (
+            lambda path: path.write_text("text", encoding="utf-16"),
+            "is binary .*UTF-16 is to be made UTF-8 first",
+        ),
         (Path.mkdir, r"holds no text \(nothing at all\)"),
         (make_folder_without_text, r"holds no text \(2 binary, 1 empty\)"),
     ],

@@ -189,24 +189,6 @@ def test_race_is_successive_sampling():
 
 def test_race_of_many_gives_the_first_place_by_weight():
     log_weights = -0.99 * torch.arange(1, 513, dtype=torch.float64).log2()
-    order = Race.from_log_weights(log_weights, torch.device("cpu")).order(draw(512, rows=20_000))
-    assert order.sort(1).values.equal(torch.arange(512).expand(20_000, -1))
+    order = Race.from_log_weights(log_weights, torch.device("cpu")).order(draw(512, rows=5_000))
+    assert order.sort(1).values.equal(torch.arange(512).expand(5_000, -1))
     assert_odds(order[:, 0], 2**log_weights / (2**log_weights).sum())
-
-
-def test_race_of_one():
-    race = Race.from_log_weights(torch.zeros(1, dtype=torch.float64), torch.device("cpu"))
-    assert race.order(draw(1, rows=3)).tolist() == [[0], [0], [0]]
-
-
-@pytest.mark.gpu
-def test_cpu_and_cuda_agree():
-    rows, points = torch.arange(64), torch.arange(700).expand(64, -1)
-    word, there = draw_words(3, 1, rows, 512), draw_words(3, 1, rows.cuda(), 512)
-    assert word.equal(there.cpu())
-    for n in (700, 1024, 40_000):
-        image = permute(word[:, : count_rounds(n)], points, n)
-        assert image.equal(permute(there[:, : count_rounds(n)], points.cuda(), n).cpu())
-    log_weights = -0.99 * torch.arange(1, 513, dtype=torch.float64).log2()
-    orders = [Race.from_log_weights(log_weights, w.device).order(w).cpu() for w in (word, there)]
-    assert orders[0].equal(orders[1])

@@ -6,7 +6,6 @@ from math import sqrt
 import pytest
 import torch
 
-from tasks import TASKS
 from tasks.base import IGNORE, Batch, accuracy
 from tasks.language import BETWEEN, PADDING, SEPARATOR, SYMBOL, Language
 from tests.statistics import assert_uniform
@@ -21,14 +20,6 @@ def strings(batch: Batch, row: int) -> list[list[int]]:
         elif role == SYMBOL:
             found[-1].append(token)
     return found
-
-
-def test_known_by_name_with_defaults():
-    task = TASKS["language"]()
-    assert isinstance(task, Language)
-    assert task.vocab_size == 19
-    assert task.chance == 1 / 18
-    assert TASKS["language"](n_symbols=(5, 30)).vocab_size == 31
 
 
 def test_roles_are_strings_with_separators_between_and_padding_behind():
@@ -180,27 +171,3 @@ def reference(row: list[int], name: str) -> list[int]:
         else:
             answers.append(IGNORE)
     return answers
-
-
-def test_text_of_a_token():
-    assert [Language().format_token(token) for token in (0, 1, 18)] == ["|", "a", "r"]
-    assert Language(n_symbols=27).format_token(27) == "27"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576"),
-        ({"max_states": 65}, r"max_states=65: must be in 2 … 64"),
-        ({"min_states": 1}, r"min_states=1: must be in 2 … 12 \(max_states\)"),
-        ({"max_states": 3}, r"min_states=4: must be in 2 … 3 \(max_states\)"),
-        ({"n_symbols": 3}, r"n_symbols=3: must be in 4 … 1048576"),
-        ({"min_strings": 1}, r"min_strings=1: must be in 2 … 20 \(max_strings\)"),
-        ({"min_strings": 21}, r"min_strings=21: must be in 2 … 20"),
-        ({"max_strings": 1025}, r"max_strings=1025: must be in 2 … 1024"),
-        ({"max_length": 0}, r"max_length=0: must be in 1 … 1024"),
-    ],
-)
-def test_bad_options_are_named(options: dict, message: str):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        Language(**options)

@@ -8,7 +8,7 @@ import torch
 
 from tasks import TASKS, restore
 from tasks.base import IGNORE, accuracy
-from tasks.mixture import MAX_SETTINGS, Mixture
+from tasks.mixture import Mixture
 from tasks.schedule import Schedule
 
 MQAR = TASKS["mqar"]
@@ -46,23 +46,6 @@ def test_batches_of_a_mixture_travel():
     assert there.inputs.equal(batch.inputs)
     assert there.links.keys() == batch.links.keys()
     assert all(there.links[name].equal(batch.links[name]) for name in batch.links)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("mqar", {"n_pairs": 2.5}, "n_pairs=2.5: must be a whole number"),
-        ("mqar", {"n_pairs": True}, "n_pairs=True: must be a whole number"),
-        ("mqar", {"n_pairs": "4"}, "n_pairs='4': must be a whole number"),
-        ("mqar", {"n_pairs": (4, 2.5)}, "n_pairs=2.5: must be a whole number"),
-        ("mqar", {"power": "x"}, "power='x': must be a number"),
-        ("copy", {"repeats": "no"}, "repeats='no': must be true or false"),
-        ("bytes", {"path": 3}, "path=3: must be text"),
-    ],
-)
-def test_values_of_another_kind_are_named(unchecked, name, options, message):
-    with pytest.raises(ValueError, match=message):
-        TASKS[name](**options)
 
 
 def test_several_options_vary_apart():
@@ -125,23 +108,6 @@ def test_chance_is_of_the_scored_positions():
     task = TASKS["induction"](vocab_size=(3, 11), seq_len=8)
     # Half of the rows guess among 2 tokens, half among 10; of 256 rows, standard deviation .0125.
     assert task.chance == pytest.approx((1 / 2 + 1 / 10) / 2, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_pairs": ()}, r"n_pairs=\(\): must name at least one value"),
-        ({"n_pairs": (4, 65)}, r"n_pairs=65: must be in 1 … 64"),
-        ({"n_pairs": Schedule(1, 65, rows=10)}, r"n_pairs=65: must be in 1 … 64"),
-        (
-            {"n_pairs": tuple(range(1, 65)), "power": tuple(0.01 * i for i in range(1, 66))},
-            rf"n_pairs, power: make 4160 settings together, must be ≤ {MAX_SETTINGS}",
-        ),
-    ],
-)
-def test_bad_variations_are_named(options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        MQAR(**options)
 
 
 @pytest.mark.parametrize(

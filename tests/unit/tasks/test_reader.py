@@ -50,7 +50,7 @@ def test_every_task_reads_the_rows_it_draws(name, split):
         compare(reader.read(start), task.batch(split=split, start=start, size=3, seed=7))
 
 
-@settings(max_examples=80)
+@settings(max_examples=25)
 @given(
     starts=st.lists(st.integers(0, 60), max_size=12),
     size=st.integers(1, 5),

@@ -1,12 +1,13 @@
 """The word problem: its marginals, products, shortcuts and the limits of its options."""
 
+from itertools import permutations
 from math import sqrt
 
 import pytest
 import torch
 
 from tasks.base import accuracy
-from tasks.word_problem import Group, WordProblem, list_elements
+from tasks.word_problem import Group, WordProblem, list_elements, tabulate_products
 from tests.statistics import assert_uniform
 
 
@@ -45,15 +46,6 @@ def test_a_word_moves_five_things():
             assert place.equal(permutation[batch.targets[:, step], start])
 
 
-@pytest.mark.parametrize("seq_len", [2, 3, 31, 32, 33])
-def test_every_length_is_multiplied_to_its_end(seq_len: int):
-    task = WordProblem(seq_len=seq_len)
-    batch = task.batch(size=20)
-    assert accuracy(task.oracle(batch), batch.targets) == 1
-    assert (batch.targets >= 0).all()
-    assert batch.links["query_pos"].equal(torch.arange(seq_len).expand(20, -1))
-
-
 def test_shortcuts_score_what_they_say():
     t, order, rows = 32, 60, 4_000
     task = WordProblem(group="A5", seq_len=t)
@@ -62,16 +54,6 @@ def test_shortcuts_score_what_they_say():
     for name, sure in (("last element", 1), ("last two", 2), ("position only", 0)):
         spread = 5 * sqrt(1 / order / (rows * t))
         assert scores[name] == pytest.approx((sure + (t - sure) / order) / t, abs=spread), name
-
-
-def test_a_mixture_of_groups_has_the_larger_vocabulary():
-    task = WordProblem(seq_len=8).replace(group=("Z2", "S5"))
-    assert task.vocab_size == 120
-    batch = task.batch(size=200)
-    small = batch.links["setting"][:, 0] == 0
-    assert batch.inputs[small].max() == 1
-    assert batch.inputs[~small].max() > 100
-    assert accuracy(task.oracle(batch), batch.targets) == 1
 
 
 def test_few_small_rows_of_one_split_are_another_s():
@@ -86,19 +68,49 @@ def test_few_small_rows_of_one_split_are_another_s():
     assert 0.02 < len(seen & asked) / len(asked) < 0.12
 
 
-def test_elements_are_shown():
-    assert WordProblem(group="Z60").format_token(59) == "59"
-    assert WordProblem(group="A5").format_token(0) == "01234"
+CPU = torch.device("cpu")
+ORDERS = {"Z2": 2, "Z60": 60, "S5": 120, "A5": 60}
+every_group = pytest.mark.parametrize("group", list(ORDERS))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group": "A4"}, "group='A4': must be one of Z2, Z60, S5, A5"),
-        ({"seq_len": 1}, "seq_len=1: must be in 2 … 1048576"),
-        ({"seq_len": 2**21}, "seq_len=2097152: must be in 2 … 1048576"),
-    ],
-)
-def test_bad_options_are_named(unchecked, options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        WordProblem(**options)
+@every_group
+def test_the_table_is_a_group(group: str):
+    order = ORDERS[group]
+    product = tabulate_products(group, CPU).view(order, order)
+    number = torch.arange(order)
+    assert product[0].equal(number)
+    assert product[:, 0].equal(number)
+    assert product.sort(0).values.equal(number[:, None].expand(-1, order))
+    assert product.sort(1).values.equal(number.expand(order, -1))
+    # (a·b)·c = a·(b·c) for all a, b, c.
+    assert product[product].equal(product[number[:, None, None], product])
+    assert len(list_elements(group)) == order
+
+
+def test_the_left_factor_comes_first():
+    number = {p: i for i, p in enumerate(list_elements("S5"))}
+    swap, turn = (1, 0, 2, 3, 4), (1, 2, 3, 4, 0)
+    product = int(tabulate_products("S5", CPU)[number[swap] * 120 + number[turn]])
+    # 0 goes to 1 by the swap, and from there to 2.
+    assert list_elements("S5")[product] == (2, 1, 3, 4, 0)
+
+
+def test_elements_are_in_lexicographic_order():
+    assert list(list_elements("S5")) == sorted(permutations(range(5)))
+    assert list(list_elements("A5")) == sorted(list_elements("A5"))
+    assert set(list_elements("A5")) < set(list_elements("S5"))
+    assert list_elements("Z60")[59] == (59,)
+
+
+@pytest.mark.parametrize(("group", "commutes"), [("Z60", True), ("S5", False), ("A5", False)])
+def test_residues_alone_commute(group: str, commutes: bool):
+    order = ORDERS[group]
+    product = tabulate_products(group, CPU).view(order, order)
+    assert product.equal(product.T) == commutes
+
+
+def test_products_of_even_permutations_are_theirs_in_s5():
+    number = {p: i for i, p in enumerate(list_elements("S5"))}
+    even = torch.tensor([number[p] for p in list_elements("A5")])
+    within = tabulate_products("S5", CPU).view(120, 120)[even][:, even]
+    assert within.equal(even[tabulate_products("A5", CPU).view(60, 60)])
