@@ -170,7 +170,6 @@ def test_a_backend_is_shown_without_asking_whether_it_can_run(cls, options, end)
     ("cls", "options"),
     [
         (CDMoE, {}),
-        (PEER, {"backend": "gather"}),
         (PEER, {"backend": "dense"}),
         (RoutedMoE, {"d_ff": 8}),
     ],

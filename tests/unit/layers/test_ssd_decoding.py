@@ -32,10 +32,6 @@ def in_steps(mixer: SSD, x: Tensor, state: SSDState) -> tuple[Tensor, SSDState]:
     return torch.stack(outputs, dim=1), state
 
 
-def shapes(state: SSDState) -> list[tuple[int, ...]]:
-    return [tuple(z.shape) for z in state]
-
-
 def test_gradients_pass_through_a_carried_state():
     mixer, x = moved(position="conv", gate="norm"), draw_normal(2, 9, 12).requires_grad_()
     leaves, against = [x, *mixer.parameters()], draw_normal(2, 9, 12, seed=1)
