@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from analysis.pages.report import write_quick
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.files import RunError
 from lab.laws.layers import UnlawfulError, describe_certificate, read_certificate
 from lab.training.experiment import carry_out
 from lab.training.run import Run
@@ -162,11 +161,3 @@ def test_a_part_that_is_never_called_is_named(tmp_path: Path):
     run = plan(tmp_path, Listening)
     words = train(run)
     assert "; note: ear (1 parameter) is not called, so not judged" in words
-
-
-def test_an_unreadable_certificate_is_named(tmp_path: Path):
-    run = plan(tmp_path, None)
-    run.path.mkdir()
-    (run.path / "certificate.json").write_text("{")
-    with pytest.raises(RunError, match=r"certificate\.json"):
-        read_certificate(run.path)
