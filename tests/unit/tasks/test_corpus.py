@@ -148,14 +148,6 @@ def test_a_file_or_folder_that_may_not_be_read_is_refused(tmp_path: Path, monkey
             open_corpus(str(refused))
 
 
-def test_a_link_given_as_the_path_is_followed(tmp_path: Path):
-    target = written(tmp_path / "a.txt", "content")
-    link = tmp_path / "link"
-    link.symlink_to(target)
-    assert read(link, 3, 4) == b"tent"
-    assert open_corpus(str(link)).root == str(target)
-
-
 def test_bytes_that_are_not_utf8_are_read_and_said(tmp_path: Path):
     written(tmp_path / "latin.txt", "naïve".encode("latin-1"))
     written(tmp_path / "utf8.txt", "naïve")
@@ -191,15 +183,6 @@ def test_a_file_that_changes_or_goes_is_an_error(tmp_path: Path):
     path.unlink()
     with pytest.raises(ValueError, match=r"a\.txt' can no longer be read: .*No such file"):
         text.read(np.array([0]), 5)
-
-
-def test_a_text_is_opened_once(tmp_path: Path):
-    path = str(written(tmp_path / "a.txt", "text"))
-    text = open_corpus(path)
-    assert open_corpus(path) is text
-    os.utime(path, ns=(1, 1))
-    assert open_corpus(path) is not text
-    assert open_corpus(path).digest == text.digest
 
 
 def test_digest_is_of_names_sizes_and_ends(tmp_path: Path):

@@ -3,7 +3,6 @@
 from math import sqrt
 
 import pytest
-import torch
 
 from tasks.base import IGNORE, accuracy
 from tasks.flip_flop import BIT, INSTRUCTION, QUERY, READ, SKIP, WRITE, FlipFlop
@@ -67,12 +66,3 @@ def test_shortcuts_score_what_they_say():
     assert scores["majority"] == pytest.approx(0.58, abs=spread)
     # The first read of a row, one of 26, has none before it.
     assert scores["most recent match"] == pytest.approx(0.75 * (1 - 1 / 27), abs=spread)
-
-
-def test_without_what_is_ignored_the_most_recent_bit_is_right():
-    task = FlipFlop(seq_len=40, p_ignore=0.0)
-    batch = task.batch(size=50)
-    assert accuracy(task.shortcuts()["most recent bit"](batch), batch.targets) == 1
-    alone = FlipFlop(seq_len=40, p_ignore=1.0).batch(size=50)
-    assert (alone.roles == QUERY).sum() == 50
-    assert alone.links["distance"][:, 0].equal(torch.full((50,), 37))

@@ -78,15 +78,6 @@ def test_shortcuts_score_what_they_say():
         assert scores[name] == pytest.approx(expected, abs=spread), name
 
 
-def test_one_hop_is_recall():
-    task = Hops(hops=1)
-    batch = task.batch(size=100)
-    rules = task.shortcuts()
-    assert accuracy(rules["one hop"](batch), batch.targets) == 1
-    recent = accuracy(rules["most recent match"](batch), batch.targets)
-    assert recent == pytest.approx(1 / 2 + 1 / 64, abs=0.05)
-
-
 def test_what_stands_beside_an_entity_is_what_a_loop_finds():
     task = Hops(seq_len=29, n_pairs=7, hops=5, vocab_size=24)
     batch, rules = task.batch(size=20), task.shortcuts()

@@ -29,20 +29,6 @@ def test_splits_share_the_facts_and_seeds_do_not():
     assert same / 300 == pytest.approx(1 / 32, abs=5 * sqrt(1 / 32 / 300))
 
 
-def test_a_larger_map_has_the_facts_of_a_smaller():
-    small, large = (Memorize(seq_len=64, n_facts=n, vocab_size=64) for n in (100, 300))
-    facts = learnt(large, "train", 0)
-    assert learnt(small, "train", 0) == {f: facts[f] for f in range(100)}
-
-
-@pytest.mark.parametrize(
-    ("n_facts", "vocab_size", "key_len"), [(4, 10, 1), (5, 10, 2), (4**5, 10, 5), (4**5 + 1, 10, 6)]
-)
-def test_keys_are_as_long_as_the_facts_need(n_facts: int, vocab_size: int, key_len: int):
-    task = Memorize(n_facts=n_facts, vocab_size=vocab_size)
-    assert task.key_len == key_len
-
-
 def test_a_key_is_its_facts_number():
     task = Memorize(seq_len=100, n_facts=5_000, vocab_size=20)
     batch = task.batch(size=200)
@@ -76,9 +62,3 @@ def test_shortcuts_score_what_they_say():
     spread = 5 * sqrt(1 / 4 / (1_000 * 85))
     assert scores["most frequent value"] == pytest.approx(common, abs=spread)
     assert scores["last digit"] == pytest.approx(by_digit, abs=spread)
-
-
-def test_the_last_digit_is_the_key_where_it_is_all_of_it():
-    task = Memorize(seq_len=64, n_facts=31, vocab_size=64)
-    batch = task.batch(size=50)
-    assert accuracy(task.shortcuts()["last digit"](batch), batch.targets) == 1

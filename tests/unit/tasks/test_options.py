@@ -113,8 +113,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("bytes", {"digest": ""}, r"digest=: path=None has changed since"),
     (
         "bytes",
-        {"path": __file__, "seq_len": 10_000},
-        r"path=.*short, \d+ of its \d+ bytes are train, must be ≥ seq_len \+ 1 = 10001",
+        {"path": __file__, "seq_len": 100_000},
+        r"path=.*short, \d+ of its \d+ bytes are train, must be ≥ seq_len \+ 1 = 100001",
     ),
     ("bytes", {"path": __file__, "seq_len": 2_000}, r"path=.* bytes are test, must be ≥"),
     ("compositional", {"seq_len": 23}, r"seq_len=23: must be in 24 … .*a grid of 2 × 2"),
@@ -203,6 +203,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_bad_options_are_named(unchecked, name: str, options: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         TASKS[name](**options)
+    with pytest.raises(ValueError, match=rf"unknown option 'seqlen' of {name}\. Did you mean seq_"):
+        TASKS[name]().replace(seqlen=3)
 
 
 @pytest.mark.parametrize(("name", "options"), PAIRS, ids=str)

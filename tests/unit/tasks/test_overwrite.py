@@ -38,17 +38,6 @@ def test_groups_of_keys_are_written_in_rounds(spacing):
     assert gaps == set(range(1, 2 * spacing))
 
 
-def test_writes_come_in_any_order():
-    """The first write is the asked key's latest once in W: position does not tell."""
-    task = Overwrite(seq_len=32, n_pairs=3, rewrites=2, vocab_size=64)
-    batch = task.batch(size=20_000)
-    keys = batch.inputs[:, :18:2]
-    for i, j in ((0, 1), (2, 7)):
-        same = (keys[:, i] == keys[:, j]).double().mean().item()
-        # Of 8 other writes 2 are of the same key.
-        assert same == pytest.approx(1 / 4, abs=5 * sqrt(3 / 16 / 20_000))
-
-
 def test_marginals_are_uniform():
     task = Overwrite(seq_len=32, n_pairs=4, rewrites=1, spacing=4, vocab_size=23)
     batch = task.batch(size=20_000)
@@ -90,21 +79,3 @@ def test_a_written_value_is_any_of_the_key_asked():
             written = [row[p + 1] for p in range(0, 48, 2) if row[p] == row[query]]
             which.append(written.index(answer[query]))
     assert_uniform(torch.tensor(which), 0, 4)
-
-
-def test_without_rewrites_the_first_value_is_the_latest():
-    task = Overwrite(rewrites=0)
-    batch = task.batch(size=10)
-    assert accuracy(task.shortcuts()["first written"](batch), batch.targets) == 1
-    assert batch.links["first_value_pos"].equal(batch.links["value_pos"])
-
-
-def test_stale_values_move_away_from_the_latest_with_spacing():
-    def stale(spacing: int) -> float:
-        links = Overwrite(spacing=spacing).batch(size=50).links
-        return (links["value_pos"] - links["first_value_pos"]).double().mean().item()
-
-    assert stale(1) == 6  # three rewrites, each a write later
-    # On average one round of `spacing` writes lies between a key's write and its next.
-    assert stale(4) == pytest.approx(24, abs=0.5)
-    assert stale(16) == pytest.approx(96, abs=2)

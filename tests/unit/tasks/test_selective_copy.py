@@ -62,18 +62,3 @@ def test_by_place_is_the_content_likeliest_to_be_asked_for(seq_len: int, n_token
         for i in range(n_tokens):
             ways = {p: comb(p, i) * comb(room - 1 - p, n_tokens - 1 - i) for p in content}
             assert answer[room + i] in {row[p] for p in content if ways[p] == max(ways.values())}
-
-
-def test_the_most_frequent_content_is_no_blank():
-    task = SelectiveCopy(seq_len=30, n_tokens=8, vocab_size=5)
-    batch = task.batch(size=50)
-    answers = task.shortcuts()["most frequent content"](batch)
-    for row, answer in zip(batch.inputs.tolist(), answers.tolist(), strict=True):
-        content = [token for token in row if token >= 2]
-        assert answer[22:] == [max(content, key=content.count)] * 8
-
-
-def test_by_place_suffices_without_blanks():
-    task = SelectiveCopy(seq_len=20, n_tokens=10)
-    batch = task.batch(size=50)
-    assert accuracy(task.shortcuts()["by place"](batch), batch.targets) == 1
