@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.hooks import run_with_cache
 from lab.layers.attention import Attention, AttentionState, Mask
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mask import reveal_stored
@@ -157,26 +156,6 @@ def test_only_key_heads_are_cached():
     assert state.bias.shape == (3, 2, T)
     plain, x = make_layer("plain")
     assert plain.prefill(x)[1].bias is None
-
-
-@pytest.mark.parametrize("name", ["plain", "value window"])
-def test_hooks_see_a_continuation(name: str):
-    layer, x = make_layer(name)
-    _, whole = run_with_cache(layer, x)
-    _, state = layer.prefill(x[:, :5])
-
-    class Continued(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, rest: Tensor) -> Tensor:
-            return self.layer.prefill(rest, state)[0]
-
-    y, cache = run_with_cache(Continued(), x[:, 5:])
-    close(y, layer(x)[:, 5:])
-    close(cache["layer.hook_pattern"], whole["hook_pattern"][:, :, 5:])
-    close(cache["layer.hook_rot_k"], whole["hook_rot_k"][:, 5:])
 
 
 def test_decoding_past_the_table_is_an_error():

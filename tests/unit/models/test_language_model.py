@@ -94,19 +94,6 @@ def test_of_equal_tokens_as_many_are_drawn_from_as_asked_for():
     assert len(drawn.unique()) == 2
 
 
-def test_hooks_see_a_step_as_a_sequence_of_one(tokens):
-    model = build("SM AE", vocab_size=VOCAB, d_model=16, options={"S.d_state": 8})
-    seen = {}
-    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
-        model.step(tokens[:, 0], model.start(3))
-    stepped = dict(seen)
-    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
-        model.prefill(tokens[:, :1])
-    assert stepped.keys() == seen.keys()
-    for name in ("hook_embed", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_post"):
-        assert stepped[name] == seen[name] == (3, 1, 16)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -168,18 +155,12 @@ def test_what_is_no_batch_of_tokens_is_named(tokens, got):
 
 
 STACKS = {
-    "NM": {},
-    "AM": {},
-    "AM soft": {"A.mask": "soft"},
-    "AM value": {"A.mask": "value"},
     "AM window": {"A.mask": "value", "A.window": 3},
-    "IM": {},
-    "SM": {},
+    "IM soft": {"I.mask": "soft"},
     "SM conv": {"S.position": "conv"},
     "SM decay": {"S.position": "decay"},
     "NE gather": {"E.backend": "gather"},
-    "NE dense": {"E.backend": "dense"},
-    "NP gather": {"P.backend": "gather"},
+    "NP dense": {"P.backend": "dense"},
     "NR": {},
     "NX": {},
 }

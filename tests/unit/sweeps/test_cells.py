@@ -287,17 +287,6 @@ def test_a_run_whose_process_is_killed_is_tried_again_but_not_for_ever(tmp_path,
     assert read_spent(path)[1] == ended[0]
 
 
-def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypatch):
-    def refuse(*given) -> None:
-        raise RunError("cannot be written")
-
-    monkeypatch.setattr("lab.sweeps.pool.note_spent", refuse)
-    monkeypatch.setattr(Worker, "train", lambda *given: "planted")
-    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1)
-    with pytest.raises(RunError, match=r"2 of 2 runs failed: planted \(factor=tiny,seed=0; "):
-        job.run()
-
-
 def test_a_folder_of_another_run_is_named_before_anything_starts(trained, tmp_path):
     copy_first(trained, tmp_path)
     job = SweepJob(study(cell(0, d_model=16), cell(1)), tmp_path)
@@ -313,16 +302,6 @@ def test_a_damaged_folder_is_the_error_of_its_cell_alone(tmp_path):
     with pytest.raises(RunError, match=r"1 of 2 runs failed: .*config.json is not valid JSON"):
         SweepJob(study(cell(0), cell(1)), tmp_path, workers=1).run()
     assert find_status(tmp_path / cell(1).name) == "budget"
-
-
-def test_fresh_trains_all_runs_anew(trained, tmp_path):
-    one, path = study(cell(0)), copy_first(trained, tmp_path) / cell(0).name
-    before = tabulate_cells(one, tmp_path)
-    for fresh in (False, True):
-        stamp = (path / "result.json").stat().st_mtime_ns
-        found = SweepJob(one, tmp_path, workers=1, fresh=fresh).run()
-        assert ((path / "result.json").stat().st_mtime_ns != stamp) == fresh
-        assert found.drop("seconds").equals(before.drop("seconds"))
 
 
 def test_minutes_that_are_up_end_a_run_and_more_of_them_resume_it(tmp_path):

@@ -72,14 +72,6 @@ class Forgetful(Causal):
         self.out = nn.Linear(d_model, d_model, bias=False)
 
 
-class Listening(Causal):
-    """Has a part for what it is not given."""
-
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.ear = nn.Sequential(nn.Linear(d_model, d_model, bias=False), nn.SiLU())
-
-
 def plan(path: Path, mixer: type[nn.Module] | None, stack: str = "UN") -> Run:
     model = None if mixer is None else f"{HERE}:{mixer.__name__}"
     return Run(path / "run", TASK, ModelConfig(stack=stack, d_model=8, model=model), TRAIN)
@@ -155,9 +147,3 @@ def test_what_could_not_be_decided_is_said():
     some = {"layers": [{"layer": "Mix", "laws": [held, *left]}]}
     assert describe_certificate(some) == "Mix obeys deterministic; not decided: causal"
     assert describe_certificate({"layers": []}) == "no layer was certified"
-
-
-def test_a_part_that_is_never_called_is_named(tmp_path: Path):
-    run = plan(tmp_path, Listening)
-    words = train(run)
-    assert "; note: ear (1 parameter) is not called, so not judged" in words

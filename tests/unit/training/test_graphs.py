@@ -204,9 +204,3 @@ def test_gradients_depend_on_no_value_that_a_graph_would_wait_for(monkeypatch, s
     batch = SMALL.batch(size=4, device="meta")
     differentiate(model, batch, "fp32", per_row=16)
     assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", ["mqar", "copy", "induction", "flip_flop", "memorize"])
-def test_these_rows_depend_on_no_value_that_a_graph_would_wait_for(name):
-    batch = make_small(name).generate("train", torch.arange(4, device="meta"), 0)
-    assert batch.inputs.device.type == "meta"

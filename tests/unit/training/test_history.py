@@ -130,15 +130,6 @@ def test_a_crash_changes_no_file(unbroken, tmp_path, many, at):
     assert files(broken) == unbroken
 
 
-def test_steps_that_will_be_taken_again_are_dropped(tmp_path):
-    run = make(tmp_path / "run")
-    crash(run, 9)
-    assert run.list_steps() == [0, 1, 2, 3, 4, 5, 6, 8]
-    run.rewind(5)
-    assert run.list_steps() == [0, 1, 2, 3, 4, 5]
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4, 5]
-
-
 def test_without_history_none_is_kept_and_training_is_the_same(whole, tmp_path):
     run = make(tmp_path / "run")
     finish(run, history=False)
@@ -185,13 +176,6 @@ def test_weights_of_another_model_are_named(whole, tmp_path):
 def test_a_step_that_is_not_there_lists_those_that_are(whole):
     with pytest.raises(RunError, match=r"no weights of step 5; has 0, 1, 2, 3, 4, 6, 8, 11, 16"):
         whole.load_model(5)
-
-
-def test_what_is_no_weights_file_is_no_step(whole, tmp_path):
-    run = copy(whole, tmp_path / "run")
-    for name in (".step-00000009.safetensors.writing", "step-00000010.txt", "step-x.safetensors"):
-        (run.path / "history" / name).write_text("mine")
-    assert list(run.list_kept_weights()) == POWERS
 
 
 def test_a_refusing_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
