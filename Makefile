@@ -90,7 +90,7 @@ verify: shapes cluster
 	$(BIN)/pytest -n 2 --dist worksteal tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 
-# Thousands of faults, odd values and hostile files, the same ones again by number: FAULTS is how many
+# Thousands of faults and odd values, the same ones again by number: FAULTS is how many
 # of each suite, FAULTS_FROM the first number.
 faults: export FAULTS ?= 2000
 faults: development
