@@ -21,8 +21,7 @@ from lab.layers.printed import (
     SoftSumAttention,
     TargetSummedSSD,
 )
-from lab.layers.routed import RoutedMoE
-from lab.layers.shared_experts import SharedExpertMoE
+from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.layers.ssd import SSD
 
 SMALL: dict[type[nn.Module], dict[str, Any]] = {
