@@ -1,12 +1,14 @@
-"""The settings of `certify`, defined and validated once for the function, the command and laws.
+"""The options of `certify`, defined once for the function, the command and the laws.
 
 Nothing here imports torch, so `lab certify` can validate its options before it starts a process.
 """
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from tasks.bounds import check_choice, option
 
 Weights = Literal["as built", "moved", "larger"]
 
@@ -38,56 +40,75 @@ CONDITIONS = (
 )
 """The default conditions; laws that are tried under one condition only take the first."""
 
+TRIED = "found by trying"
+CHOICES = {"input": ("hidden", "tokens"), "layout": ("btd", "tbd", "bdt")}
+LEAST = {
+    **dict.fromkeys(("d_model", "vocab_size", "batch", "max_len", "rounding_len"), 1),
+    "memory": 1,  # Python and torch need a quarter of it
+}
+"""Smallest values of options that are numbers."""
+
 
 @dataclass(frozen=True)
 class CertifySettings:
-    """What to try a module on, and how much that may cost.
+    """What to try a module on, how to call it, and how much that may cost.
 
-    Attributes:
-        d_model: width d of the inputs; None finds it by trying.
-        lengths: sequence lengths t of the probes; None takes `lab.laws.probes.LENGTHS` and those
-            around the module's own chunks. Lengths that the module refuses are left out.
-        batch: rows b of a probe.
-        seed: of weights and probes, added to each condition's own.
-        options: keyword arguments of the factory.
-        calling: how to call the module, where that cannot be found by trying: the fields of
-            `lab.laws.adapters.adaptation.AdapterOptions`.
-        conditions: weights and modes under which laws that hold for any weights are tried.
-        max_len: tokens after which "stable" stops.
-        rounding_len: tokens of the input on which "precision" measures rounding errors; errors of
-            angles and running sums show late.
-        seconds: time that a law may take under one condition, above 0; a law says what it had no
-            time for.
-        compiler: torch.compile's backend for "forms agree", "inductor" or "aot_eager"; compiling
-            takes seconds, so None leaves that law undecided.
-        device: name of the device to try the module on.
-        longer: further lengths, tried with fewer trials while there is time; the first in any case.
-            None takes those of `lab.laws.probes`, unless `lengths` are given.
+    Each field's help says what it is. Fields of which the help is empty are not options of the
+    command: the conditions under which laws that hold for any weights are tried; the tokens after
+    which "stable" stops; the length on which "precision" measures rounding errors, since errors of
+    angles and running sums show late; the time that a law may take under one condition, where a law
+    says what it had no time for; and further lengths, tried with fewer trials while there is time,
+    the first in any case (None: those of `lab.laws.probes`, unless `lengths` are given).
 
     Raises:
-        ValueError: for a number below its bound, or an empty list of lengths.
+        ValueError: for a number below its bound, an unknown choice, or an empty list of lengths.
     """
 
-    d_model: int | None = None
-    lengths: Sequence[int] | None = None
-    batch: int = 3
-    seed: int = 0
-    _: KW_ONLY
-    options: Mapping[str, Any] | None = None
-    calling: Mapping[str, Any] | None = None
-    conditions: tuple[Condition, ...] = CONDITIONS
-    max_len: int = 65_536
-    rounding_len: int = 1024
-    seconds: int | float = 5.0
-    compiler: str | None = None
-    device: str = "cpu"
-    longer: Sequence[int] | None = None
+    d_model: int | None = option(None, "width of the module's inputs [b t d]", TRIED)
+    lengths: Sequence[int] | None = option(
+        None,
+        "sequence lengths to try; those that the module refuses are left out",
+        "1 to 130, and around the module's chunks",
+    )
+    batch: int = option(3, "number of rows of each input")
+    seed: int = option(0, "seed of weights and inputs, added to each condition's own")
+    options: Mapping[str, Any] | None = option(None, "arguments of the factory")
+    input: str | None = option(
+        None, "what the module reads: vectors (hidden) or token ids (tokens)", TRIED
+    )
+    vocab_size: int | None = option(
+        None, "size of the vocabulary, if the module reads tokens", TRIED
+    )
+    layout: str | None = option(
+        None, "order of the axes of inputs and outputs: btd, tbd or bdt", TRIED
+    )
+    output: str | int | None = option(
+        None, "which item or field of what it returns holds the sequence", "the first"
+    )
+    relative: bool | None = option(
+        None,
+        "whether outputs should depend only on differences of positions",
+        "recognised by class",
+    )
+    only: Sequence[str] | None = option(None, "names of the laws to try", "all")
+    compiler: str | None = option(
+        None, "backend of torch.compile for “forms agree”, which is not decided without", "none"
+    )
+    device: str = option("cpu", "device to try the module on")
+    conditions: tuple[Condition, ...] = option(CONDITIONS, "")
+    max_len: int = option(65_536, "")
+    rounding_len: int = option(1024, "")
+    seconds: int | float = option(5.0, "")
+    longer: Sequence[int] | None = option(None, "")
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "batch", "max_len", "rounding_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        for name, known in CHOICES.items():
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), known)
+        for name, least in LEAST.items():
+            value = getattr(self, name, None)
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths={tuple(self.lengths)}: give one or more, each at least 1")
         if min(self.longer or (), default=1) < 1:
@@ -97,6 +118,11 @@ class CertifySettings:
             raise ValueError(f"seed={self.seed} must be in 0 … 2⁶² − 1")
         if not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds} must be above 0")
+
+    def list_calling(self) -> dict[str, Any]:
+        """Return the options that say how to call the module, by name."""
+        names = ("d_model", "input", "vocab_size", "layout", "output", "relative")
+        return {name: getattr(self, name) for name in names}
 
 
 QUICK = CertifySettings(

@@ -23,7 +23,7 @@ from analysis.links import SHOWS, AnswerLinks, find_links, find_offsets
 from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import name_head, name_place, percent
-from lab.laws import MatrixMixer
+from lab.layers.mixer import MatrixMixer
 
 __all__ = ["TITLE", "LayerMatrix", "measure"]
 

@@ -26,7 +26,7 @@ from analysis.words import format_digits, format_range, name_head, name_place, p
 from lab.files import RunError
 from lab.hooks import run_with_cache
 from lab.intervals import Z95
-from lab.laws import MatrixMixer
+from lab.layers.mixer import MatrixMixer
 from lab.layers.ssd import NORM_EPS, SSD
 
 __all__ = ["PATTERNS", "TITLE", "HeadReach", "HeadScores", "measure"]

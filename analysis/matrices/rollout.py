@@ -27,7 +27,7 @@ from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import format_ends, percent
 from lab.intervals import bootstrap
-from lab.laws import MatrixMixer
+from lab.layers.mixer import MatrixMixer
 
 __all__ = ["TITLE", "Rollout", "measure", "multiply_layers"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lab.certification import RefusedError, Request, certify_in_child, count_outcomes
 from lab.certify_settings import QUICK
-from lab.laws.adapters import Stateful
+from lab.laws.adapters import DecodingAdapter, lend_state
 from lab.peers import load
 
 SETTINGS = replace(QUICK, lengths=(2, 19), conditions=QUICK.conditions[:1])
@@ -51,16 +51,18 @@ def list_x_transformers() -> dict[str, Case]:
     }
 
 
-class CachedDecoder(Stateful):
+class CachedDecoder(DecodingAdapter):
     """x-transformers' `Decoder`, which goes on from the intermediates that it returns."""
 
     def __init__(self, module: nn.Module, d_model: int):
-        super().__init__(module)
+        super().__init__(module, advance_intermediates)
         self.d_model = d_model
 
-    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
-        """Return the outputs of further tokens, and the intermediates after them."""
-        return self.module(x, cache=held, cache_age=x.shape[1], return_hiddens=True)
+
+def advance_intermediates(adapter: Any, x: Tensor, held: Any, *_: Any) -> tuple[Tensor, Any]:
+    """Return the outputs of further tokens, and the intermediates after them."""
+    held = lend_state(held)
+    return adapter.module(x, cache=held, cache_age=x.shape[1], return_hiddens=True)
 
 
 def build_decoder(**options: Any) -> nn.Module:

@@ -15,10 +15,9 @@ from multiprocessing.connection import Connection
 
 from lab.certification import Request
 from lab.files import describe_error, shorten_message
-from lab.laws.certification import Certification
-from lab.laws.laws import select_laws
+from lab.laws.certification import Certification, select_laws
+from lab.laws.law import Verdict
 from lab.laws.loading import load
-from lab.laws.verdict import Verdict
 from lab.machine import NO_MEMORY, choose_device
 
 GIBIBYTE = 2**30

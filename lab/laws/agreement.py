@@ -13,12 +13,10 @@ from torch.overrides import TorchFunctionMode
 from lab.files import describe_error
 from lab.laws.causal import compare_beside_special, list_special, name_special
 from lab.laws.comparison import run_trials
-from lab.laws.law import Law
+from lab.laws.law import Law, MatrixMixer, Trial, Verdict
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, copy_module, draw
 from lab.laws.reproduction import write_program
-from lab.laws.verdict import Trial, Verdict
-from lab.layers.mixer import MatrixMixer
 from lab.seeding import fix_seed
 
 

@@ -18,7 +18,7 @@ from lab.cli import app
 from lab.cli.certify import _write_programs
 from lab.cli.output import is_marked
 from lab.cli.tables.certify import build_law_table
-from lab.laws.laws import select_laws
+from lab.laws.certification import select_laws
 
 HERE = Path(__file__).parent
 BROKEN = "tests.integration.certified:"

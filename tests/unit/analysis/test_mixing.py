@@ -7,8 +7,7 @@ from torch import nn
 
 from analysis.base import NotApplicableError
 from analysis.mixing import BlockMixer, collect_mixers
-from lab.laws import MatrixMixer
-from lab.layers.mixer import adapt
+from lab.layers.mixer import MatrixMixer, adapt
 from lab.models import build
 from tasks.mqar import MQAR
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lab.laws import Certification, CertifySettings, verdict
-from lab.laws.verdict import Timer
+from lab.laws.law import Timer
 from tests.planted import FAULTS, RIGHT
 
 DERIVATIVE = "gradient is the derivative"

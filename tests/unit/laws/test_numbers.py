@@ -315,7 +315,7 @@ class Kernel(nn.Module):
 
 
 def test_a_kernel_that_does_not_compile_for_fp64_is_tried_in_fp32():
-    found = certify(Kernel(), 16, (2, 7), only=["causal"], conditions=CONDITIONS[:1])[0]
+    found = certify(Kernel(), d_model=16, lengths=(2, 7), only=["causal"], conditions=CONDITIONS[:1])[0]
     assert found.verdict == "holds", found.evidence
     assert found.evidence.endswith("in float32")
 
@@ -328,7 +328,7 @@ def test_what_a_module_refuses_may_be_of_any_class(error):
                 raise error
             return x.cumsum(1)
 
-    precision, bounded = certify(Short(), 16, (2, 7), only=["precision", "stable"])
+    precision, bounded = certify(Short(), d_model=16, lengths=(2, 7), only=["precision", "stable"])
     assert precision.evidence == f"the module does not run in float32: raised {error.__name__}"
     assert bounded.evidence.startswith("after 32 tokens output is 2.74 times")
 

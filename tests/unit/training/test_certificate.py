@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from analysis.pages.report import write_quick
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.laws.layers import UnlawfulError, describe_certificate, read_certificate
+from lab.training.certificate import UnlawfulError, describe_certificate, read_certificate
 from lab.training.experiment import carry_out
 from lab.training.run import Run
 from tasks.mqar import MQAR
