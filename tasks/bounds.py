@@ -12,9 +12,16 @@ MAX_SEQ_LEN = 2**20
 MAX_VOCAB_SIZE = 2**30
 
 
-def option(default: Any, help: str, shown: str | None = None) -> Any:
-    """Return a dataclass field with its help text and how the command line shows its default."""
-    return field(default=default, metadata={"help": help, "shown": shown})
+def option(default: Any, help: str, shown: str | None = None, **display: Any) -> Any:
+    """Return a dataclass field with its help text and how the command line shows its default.
+
+    Args:
+        default: the default; `dataclasses.MISSING` for a field that must be given.
+        help: of the option, in a line or two.
+        shown: the default in words, where that says more than its value.
+        display: what else `lab.cli.command.annotate` knows: flag, metavar, panel, argument, read.
+    """
+    return field(default=default, metadata={"help": help, "shown": shown, **display})
 
 
 def check_range(

@@ -4,14 +4,16 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from lab.cli.messages import refuse
+from lab.cli.messages import refuse, report_usage_errors
 from tasks.near_names import ask, find_near, suggest
 
 HOME = Path(__file__).parents[2]
@@ -90,6 +92,103 @@ def set_parameters(
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = dict(annotations)
+
+
+def make_command(
+    function: Callable[..., None],
+    options: type[Any],
+    *,
+    json: str = "",
+    report: Callable[[Mapping[str, Any], bool], AbstractContextManager[None]] | None = None,
+) -> Callable[..., None]:
+    """Return a command whose parameters are the fields of a dataclass (see `annotate`).
+
+    Args:
+        function: gets the options that were given as an instance of the dataclass; and, if there
+            is an option --json, whether it was given, as `as_json`. Its docstring is the help.
+        options: the dataclass; it validates its values.
+        json: help of an option --json; "": there is none.
+        report: what reports values that the dataclass refuses; it gets the values as typed, and
+            whether --json was given. None: in one line, with exit code 2.
+    """
+    hints = get_type_hints(options)
+    known = {f.name: f for f in fields(options) if f.init}
+    annotations = {name: annotate(f, hints[name]) for name, f in known.items()}
+    defaults = {
+        name: inspect.Parameter.empty
+        if f.default is MISSING
+        # Typed text takes the place of a value that is read from it.
+        else None
+        if f.metadata.get("read") or f.default == ()
+        else f.default
+        for name, f in known.items()
+    }
+    if json:
+        annotations["as_json"] = Annotated[bool, typer.Option("--json", help=json)]
+        defaults["as_json"] = False
+
+    def command(**given: Any) -> None:
+        also = {"as_json": given.pop("as_json")} if json else {}
+        typed = {name: value for name, value in given.items() if value not in (None, [])}
+        with report(typed, also.get("as_json", False)) if report else report_usage_errors():
+            chosen = options(**{name: _read(known[name], value) for name, value in typed.items()})
+        function(chosen, **also)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    set_parameters(command, annotations, defaults)
+    return command
+
+
+def _read(of: Field[Any], value: Any) -> Any:
+    read = of.metadata.get("read")
+    if read is not None:
+        return read(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def annotate(of: Field[Any], hint: Any) -> Any:
+    """Return typer's annotation of a dataclass's field: a type, and an option or an argument.
+
+    A field of several values, tuple[X, ...], is an option that may be repeated, and so is a
+    mapping, from texts; a flag that is off by default has no opposite. The field's metadata, which
+    `tasks.bounds.option` makes, may hold:
+
+        help      what the option is for
+        shown     its default in words; False: it is not shown
+        flag      its name, such as "--format" or "--relative/--absolute"
+        metavar   what stands for its value
+        panel     the section of the help that it belongs to
+        argument  True: it is an argument
+        read      a function that makes its value of the text that is typed, or, for a mapping, of
+                  the texts
+    """
+    about, kind, flag = of.metadata, hint, of.metadata.get("flag")
+    if get_origin(kind) in (Union, UnionType):
+        members = [member for member in get_args(kind) if member is not NoneType]
+        kind = float if set(members) == {int, float} else members[0]
+    if get_origin(kind) in (tuple, list, Sequence):
+        kind = str if about.get("read") else list[get_args(kind)[0]]
+    elif get_origin(kind) in (dict, Mapping):
+        kind = list[str]
+    elif about.get("read"):
+        kind = str
+    if kind is bool and of.default is False and flag is None:
+        flag = f"--{of.name.replace('_', '-')}"
+    shown = about.get("shown")
+    settings: dict[str, Any] = {
+        "help": about.get("help", ""),
+        "metavar": about.get("metavar"),
+        "rich_help_panel": about.get("panel"),
+    }
+    if of.default in (None, False, (), MISSING):
+        settings["show_default"] = False if shown is None else shown
+    elif shown is not None:
+        settings["show_default"] = shown
+    if about.get("argument"):
+        return Annotated[kind | None if of.default is None else kind, typer.Argument(**settings)]
+    optional = of.default in (None, ()) or about.get("read")
+    made = typer.Option(*([flag] if flag else []), **settings)
+    return Annotated[kind | None if optional else kind, made]
 
 
 @contextmanager
