@@ -6,7 +6,7 @@ Nothing here imports torch, so `lab certify` can validate its options before it 
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tasks.bounds import check_choice, option
 
@@ -41,74 +41,122 @@ CONDITIONS = (
 """The default conditions; laws that are tried under one condition only take the first."""
 
 TRIED = "found by trying"
-CHOICES = {"input": ("hidden", "tokens"), "layout": ("btd", "tbd", "bdt")}
-LEAST = {
-    **dict.fromkeys(("d_model", "vocab_size", "batch", "max_len", "rounding_len"), 1),
-    "memory": 1,  # Python and torch need a quarter of it
-}
-"""Smallest values of options that are numbers."""
+Input = Literal["hidden", "tokens"]
+Layout = Literal["btd", "tbd", "bdt"]
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a factory from NAME=VALUE; a value is a Python literal or text.
+
+    Raises:
+        ValueError: for text of another form.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"option={text}: must look like d_model=16")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Return the whole numbers in "7,64,200".
+
+    Raises:
+        ValueError: for other text.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"lengths={text}: must be whole numbers, e.g. 7,64,200") from None
+
+
+def parse_output(text: str) -> int | str:
+    """Return the index or the name of an output."""
+    return int(text) if text.isdecimal() else text
 
 
 @dataclass(frozen=True)
 class CertifySettings:
     """What to try a module on, how to call it, and how much that may cost.
 
-    Each field's help says what it is. Fields of which the help is empty are not options of the
-    command: the conditions under which laws that hold for any weights are tried; the tokens after
-    which "stable" stops; the length on which "precision" measures rounding errors, since errors of
-    angles and running sums show late; the time that a law may take under one condition, where a law
-    says what it had no time for; and further lengths, tried with fewer trials while there is time,
-    the first in any case (None: those of `lab.laws.probes`, unless `lengths` are given).
+    The first fields are options of `lab certify`, whose help says what they are; None stands for
+    the default that it names, except that without a `compiler` "forms agree" is not decided.
+
+    Attributes:
+        conditions: weights and modes under which laws that hold for any weights are tried.
+        max_len: tokens after which "stable" stops.
+        rounding_len: tokens of the input on which "precision" measures rounding errors; errors of
+            angles and running sums show late.
+        seconds: time that a law may take under one condition, above 0; a law says what it had no
+            time for.
+        longer: further lengths, tried with fewer trials while there is time; the first in any case.
+            None takes those of `lab.laws.probes`, unless `lengths` are given.
 
     Raises:
         ValueError: for a number below its bound, an unknown choice, or an empty list of lengths.
     """
 
-    d_model: int | None = option(None, "width of the module's inputs [b t d]", TRIED)
+    d_model: int | None = option(None, "Width of the module's inputs.", TRIED)
     lengths: Sequence[int] | None = option(
         None,
-        "sequence lengths to try; those that the module refuses are left out",
+        "Sequence lengths to try; those that the module refuses are left out.",
         "1 to 130, and around the module's chunks",
+        metavar="7,64,200",
+        read=parse_lengths,
     )
-    batch: int = option(3, "number of rows of each input")
-    seed: int = option(0, "seed of weights and inputs, added to each condition's own")
-    options: Mapping[str, Any] | None = option(None, "arguments of the factory")
-    input: str | None = option(
-        None, "what the module reads: vectors (hidden) or token ids (tokens)", TRIED
+    batch: int = option(3, "Number of rows of each input.")
+    seed: int = option(0, "Seed of weights and inputs.")
+    options: Mapping[str, Any] | None = option(
+        None,
+        "An argument of the factory; may be repeated.",
+        flag="--option",
+        metavar="NAME=VALUE",
+        read=parse_options,
+    )
+    input: Input | None = option(
+        None, "What the module reads: vectors (hidden) or token ids.", TRIED
     )
     vocab_size: int | None = option(
-        None, "size of the vocabulary, if the module reads tokens", TRIED
+        None, "Size of the vocabulary, if the module reads tokens.", TRIED
     )
-    layout: str | None = option(
-        None, "order of the axes of inputs and outputs: btd, tbd or bdt", TRIED
-    )
+    layout: Layout | None = option(None, "Order of the axes of inputs and outputs.", TRIED)
     output: str | int | None = option(
-        None, "which item or field of what it returns holds the sequence", "the first"
+        None,
+        "Which output holds the sequence.",
+        "the first",
+        metavar="NAME|INDEX",
+        read=parse_output,
     )
     relative: bool | None = option(
         None,
-        "whether outputs should depend only on differences of positions",
+        "Whether outputs should depend only on differences of positions.",
         "recognised by class",
+        flag="--relative/--absolute",
     )
-    only: Sequence[str] | None = option(None, "names of the laws to try", "all")
-    compiler: str | None = option(
-        None, "backend of torch.compile for “forms agree”, which is not decided without", "none"
+    only: Sequence[str] | None = option(None, "Try only this law; repeat for more.", metavar="LAW")
+    compiler: Literal["aot_eager", "inductor", "none"] | None = option(
+        None, "Backend of torch.compile.", "aot_eager; none with --quick"
     )
-    device: str = option("cpu", "device to try the module on")
-    conditions: tuple[Condition, ...] = option(CONDITIONS, "")
-    max_len: int = option(65_536, "")
-    rounding_len: int = option(1024, "")
-    seconds: int | float = option(5.0, "")
-    longer: Sequence[int] | None = option(None, "")
+    device: str = option("cpu", "auto, cpu, cuda or cuda:N.")
+    conditions: tuple[Condition, ...] = option(CONDITIONS, "", flag="")
+    max_len: int = option(65_536, "", flag="")
+    rounding_len: int = option(1024, "", flag="")
+    seconds: int | float = option(5.0, "", flag="")
+    longer: Sequence[int] | None = option(None, "", flag="")
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
+        for name, choices in (("input", Input), ("layout", Layout)):
             if getattr(self, name) is not None:
-                check_choice(name, getattr(self, name), known)
-        for name, least in LEAST.items():
-            value = getattr(self, name, None)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+                check_choice(name, getattr(self, name), get_args(choices))
+        for name in ("d_model", "vocab_size", "batch", "max_len", "rounding_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
         if self.lengths is not None and min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths={tuple(self.lengths)}: give one or more, each at least 1")
         if min(self.longer or (), default=1) < 1:
@@ -148,26 +196,3 @@ THOROUGH = CertifySettings(
     seconds=60.0,
 )
 """Settings for a certificate in minutes: longer inputs, more seeds."""
-
-
-def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of a factory from NAME=VALUE; a value is a Python literal or text.
-
-    Raises:
-        ValueError: for text of another form.
-    """
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"{text!r} must look like d_model=16")
-        options[name] = read_value(value)
-    return options
-
-
-def read_value(text: str) -> Any:
-    """Return a Python literal; other text as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.certification import RefusedError, Request, certify_in_child, count_outcomes
+from lab.certification import RefusedError, certify_in_child, count_outcomes
 from lab.certify_settings import QUICK
 from lab.laws.adapters import DecodingAdapter, lend_state
 from lab.peers import load
@@ -160,9 +160,9 @@ FAMILIES = {"transformers": list_transformers, "x-transformers": list_x_transfor
 
 def certify(target: str, options: dict[str, Any], laws: list[str] | None) -> dict[str, Any]:
     """Return a module's certificate, or why it was refused."""
-    request = Request(target, replace(SETTINGS, options=options), laws, MEMORY, SECONDS)
+    settings = replace(SETTINGS, options=options, only=laws)
     try:
-        return certify_in_child(request, *[lambda *told: None] * 3)
+        return certify_in_child(target, settings, MEMORY, SECONDS)
     except RefusedError as error:
         return {"target": target, "refused": str(error), "laws": []}
 

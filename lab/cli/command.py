@@ -112,7 +112,7 @@ def make_command(
             whether --json was given. None: in one line, with exit code 2.
     """
     hints = get_type_hints(options)
-    known = {f.name: f for f in fields(options) if f.init}
+    known = {f.name: f for f in fields(options) if f.init and f.metadata.get("flag") != ""}
     annotations = {name: annotate(f, hints[name]) for name, f in known.items()}
     defaults = {
         name: inspect.Parameter.empty
@@ -155,7 +155,7 @@ def annotate(of: Field[Any], hint: Any) -> Any:
 
         help      what the option is for
         shown     its default in words; False: it is not shown
-        flag      its name, such as "--format" or "--relative/--absolute"
+        flag      its name, such as "--format" or "--relative/--absolute"; "": it is no option
         metavar   what stands for its value
         panel     the section of the help that it belongs to
         argument  True: it is an argument

@@ -222,7 +222,7 @@ def judge_forms(module: nn.Module, probes: Probes) -> Verdict:
     this law is not decided where no compiler is named.
     """
     compiler = probes.settings.compiler
-    if compiler is None:
+    if compiler in (None, "none"):
         return Verdict(FORMS.name, "not decided", "no compiler was chosen")
     # Every length is compiled anew, so only the longest is tried, which has the most chunks; but a
     # loop over tokens is compiled token by token, which limits the length.

@@ -1,4 +1,4 @@
-"""Laws of numbers: rounding explains the errors, and neither output nor state grows without bound."""
+"""Laws of numbers: rounding explains errors, and neither output nor state grows without bound."""
 
 import math
 from collections.abc import Iterable

@@ -1,7 +1,6 @@
 """Foreign modules are called as they want to be, and come out as they went in."""
 
 import copy
-import inspect
 
 import pytest
 import torch

@@ -21,8 +21,8 @@ def judge(
 ) -> dict[str, Verdict]:
     found = certify(
         module,
-        d_model,
-        lengths,
+        d_model=d_model,
+        lengths=lengths,
         conditions=conditions,
         max_len=1024,
         rounding_len=128,

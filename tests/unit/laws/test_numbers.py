@@ -12,7 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import CONDITIONS, LAWS, CertifySettings, Probes, Verdict, certify, in_double, stable
+from lab.laws import (
+    CONDITIONS,
+    LAWS,
+    CertifySettings,
+    Probes,
+    Verdict,
+    certify,
+    in_double,
+)
 from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
@@ -242,7 +250,7 @@ def test_one_pass_is_read_whatever_the_time():
 
 def test_attention_is_stable_for_the_time_given(monkeypatch):
     # A clock that moves by a second when looked at: after block 6 of 32.
-    monkeypatch.setattr(stable, "read_clock", count().__next__)
+    monkeypatch.setattr(numerics, "read_clock", count().__next__)
     found = judge("stable", Attention(8), max_len=8192, seconds=5.5)
     assert found.verdict == "holds"
     assert found.evidence.startswith("after 1536 tokens")
@@ -315,7 +323,9 @@ class Kernel(nn.Module):
 
 
 def test_a_kernel_that_does_not_compile_for_fp64_is_tried_in_fp32():
-    found = certify(Kernel(), d_model=16, lengths=(2, 7), only=["causal"], conditions=CONDITIONS[:1])[0]
+    found = certify(
+        Kernel(), d_model=16, lengths=(2, 7), only=["causal"], conditions=CONDITIONS[:1]
+    )[0]
     assert found.verdict == "holds", found.evidence
     assert found.evidence.endswith("in float32")
 
