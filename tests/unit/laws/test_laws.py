@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.laws import CONDITIONS, LAWS, Condition, Verdict, certify
-from tests.planted.right_mixers import RightGRU, TorchAttention
+from tests.planted.right import RightGRU, TorchAttention
 from tests.planted.scans import Convolution
 
 
