@@ -164,42 +164,53 @@ class Stubborn(nn.Linear):
         return x
 
 
+def write_recipe(advances: str, options: str) -> str:
+    """Return how an adapter is made that goes on by a function."""
+    return f"DecodingAdapter(module, advances={advances}, {options})"
+
+
 DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gru": (
         lambda: nn.GRU(8, 6, 2),
-        "DecodingAdapter(module, advances=advance_recurrent, relative=True, positioned=True, output=0, layout='tbd')",
+        write_recipe("advance_recurrent", "relative=True, positioned=True, output=0, layout='tbd'"),
     ),
     "lstm": (
         lambda: nn.LSTM(8, 6, batch_first=True),
-        "DecodingAdapter(module, advances=advance_recurrent, relative=True, positioned=True, output=0)",
+        write_recipe("advance_recurrent", "relative=True, positioned=True, output=0"),
     ),
     "returned": (
         Going,
-        "DecodingAdapter(module, advances=advance_returned, calls=call_returned, name='cache', flag=None, initial=None, output=0, place=2)",
+        write_recipe(
+            "advance_returned",
+            "calls=call_returned, name='cache', flag=None, initial=None, output=0, place=2",
+        ),
     ),
     "stepping": (
         Cell,
-        "DecodingAdapter(module, advances=advance_steps, initial='init_state', timed=False)",
+        write_recipe("advance_steps", "initial='init_state', timed=False"),
     ),
     "told": (
         TakesState,
-        "DecodingAdapter(module, advances=advance_returned, calls=call_returned, name='h', flag=None, initial='zero_state', output=0, place=1)",
+        write_recipe(
+            "advance_returned",
+            "calls=call_returned, name='h', flag=None, initial='zero_state', output=0, place=1",
+        ),
     ),
     "at once": (
         lambda: Cached(0),
-        "DecodingAdapter(module, advances=advance_allocated, timed=True)",
+        write_recipe("advance_allocated", "timed=True"),
     ),
     "by steps": (
         lambda: Cached(None),
-        "DecodingAdapter(module, advances=advance_allocated, timed=True)",
+        write_recipe("advance_allocated", "timed=True"),
     ),
     "by steps of vectors": (
         lambda: CachedVectors(None),
-        "DecodingAdapter(module, advances=advance_allocated, timed=False)",
+        write_recipe("advance_allocated", "timed=False"),
     ),
     "stepping in time": (
         TimedCell,
-        "DecodingAdapter(module, advances=advance_steps, initial=None, timed=True)",
+        write_recipe("advance_steps", "initial=None, timed=True"),
     ),
     "tokens": (
         lambda: build("AM", vocab_size=32, d_model=8),

@@ -11,7 +11,7 @@ from lab.laws.adaptation import adapt, find_lengths_taken
 from lab.laws.probes import draw
 from lab.laws.tokens import BITS
 from lab.layers.state import Decoder
-from tests.unit.laws.foreign_decoders import DECODERS
+from tests.unit.laws.foreign_decoders import DECODERS, write_recipe
 from tests.unit.laws.foreign_modules import CALLED, Chunked, Model, Returning, relative_difference
 
 
@@ -52,12 +52,11 @@ def test_options_decide():
     pair = Returning(lambda y: (y, -y))
     x = draw((2, 5, 8), 0).float()
     assert torch.equal(adapt(pair, output=1).module(x), -pair.linear(x))
-    assert (
-        adapt(nn.GRU(8, 8), layout="btd").recipe
-        == "DecodingAdapter(module, advances=advance_recurrent, relative=True, positioned=True, output=0)"
+    assert adapt(nn.GRU(8, 8), layout="btd").recipe == write_recipe(
+        "advance_recurrent", "relative=True, positioned=True, output=0"
     )
     assert adapt(nn.GRU(8, 8), relative=False).recipe == (
-        "DecodingAdapter(module, advances=advance_recurrent, relative=False, positioned=True, output=0, layout='tbd')"
+        write_recipe("advance_recurrent", "relative=False, positioned=True, output=0, layout='tbd'")
     )
     assert adapt(torch.tanh, d_model=5).d_model == 5
     assert adapt(lambda ids: ids[..., None].double(), vocab_size=9, d_model=4).recipe == (

@@ -20,7 +20,7 @@ def build(name: str) -> nn.Module:
 
 def test_the_gradient_is_judged_at_long_lengths_too_where_no_other_is_asked_for():
     found = Certification(nn.Linear(4, 4), CertifySettings(4, (66,))).judge(DERIVATIVE)
-    assert (found.law, "lengths 66;" in found.evidence) == ("holds", True)
+    assert (found.verdict, "lengths 66;" in found.evidence) == ("holds", True)
 
 
 def test_a_backward_pass_that_works_in_chunks_is_judged_past_them():
@@ -41,7 +41,7 @@ def test_a_backward_pass_that_works_in_chunks_is_judged_past_them():
 def test_longer_derivatives_of_right_modules_are_no_fault(module, outcome, lengths):
     settings = CertifySettings(16, (2,), longer=(65, 130))
     found = Certification(build(module), settings).judge(DERIVATIVE)
-    assert (found.law, lengths in found.evidence) == (outcome, True)
+    assert (found.verdict, lengths in found.evidence) == (outcome, True)
 
 
 def test_what_only_longer_inputs_bend_too_much_is_no_fault():
@@ -61,7 +61,7 @@ def test_what_only_longer_inputs_bend_too_much_is_no_fault():
             return y + (y.detach() if x.shape[1] > 64 else 0)
 
     found = Certification(Jumping(), CertifySettings(16, (2,), longer=(33, 65))).judge(DERIVATIVE)
-    assert (found.law, "lengths 2, 33;" in found.evidence) == ("holds", True)
+    assert (found.verdict, "lengths 2, 33;" in found.evidence) == ("holds", True)
 
 
 def test_common_lengths_are_reached_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch):
