@@ -136,8 +136,9 @@ def run_certify(options: CertifyOptions, as_json: bool) -> None:
         say(f"{count_outcomes(found)}; {found['seconds']:.1f} s")
         if programs and snippets is None:
             say("Add --snippets DIR to get a program that shows each failure.")
-        for name in programs if snippets is not None else ():
-            say(f"PYTHONPATH=. python {snippets / name}")
+        if snippets is not None:
+            for name in programs:
+                say(f"PYTHONPATH=. python {snippets / name}")
     if options.figure is not None:
         _draw(found, options.figure)
         say(f"figure: {options.figure}", err=as_json)

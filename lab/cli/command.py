@@ -180,7 +180,7 @@ def annotate(of: Field[Any], hint: Any) -> Any:
         "metavar": about.get("metavar"),
         "rich_help_panel": about.get("panel"),
     }
-    if of.default in (None, False, (), MISSING):
+    if of.default is False or of.default in (None, (), MISSING):  # 0 == False
         settings["show_default"] = False if shown is None else shown
     elif shown is not None:
         settings["show_default"] = shown

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lab.certify_settings import CertifySettings
 from lab.laws.adapters import (
-    KINDS,
     Adapter,
     DecodingAdapter,
     Kind,
@@ -19,6 +18,7 @@ from lab.laws.adapters import (
     get_item,
     is_hugging_face,
     lay_out,
+    list_kinds,
     make_state_argument,
 )
 from lab.laws.law import Decoder, RefusalError, describe_refusal
@@ -189,8 +189,9 @@ def _find_table(fit: "Fit", tried: Any, ids: Tensor) -> tuple[str, nn.Embedding]
     fit.build(tried)(ids)
     for handle in handles:
         handle.remove()
+    model: Any = tried
     try:  # where several tables read tokens, transformers knows which embeds them
-        own = tried.get_input_embeddings() if is_hugging_face(tried) else None
+        own = model.get_input_embeddings() if is_hugging_face(model) else None
     except Exception:  # research code often does not define it
         own = None
     fits = (m for m in seen if own is None or m is own)
@@ -259,7 +260,7 @@ def _list_parts(target: Any) -> list[nn.Module]:
 def match_module(module: Any, x: Tensor) -> Tensor:
     """Return x in the precision and on the device of a module."""
     owner = _get_owner(module)
-    weights = [] if owner is None else owner.parameters()
+    weights = [] if owner is None else list(owner.parameters())
     dtypes = (p.dtype for p in weights if p.is_floating_point())
     return x.to(_get_device(module), next(dtypes, torch.get_default_dtype()))
 
@@ -399,16 +400,14 @@ def _list_ways(target: Any, layout: str | None) -> Iterator[tuple[Kind, dict[str
     second = layout is None and _is_batch_second(target)
     layouts = ("tbd",) if second else (layout,) if layout else ("btd", "bdt")
     said = "takes time before batch ([t b d]), since its batch_first is False" if second else ""
-    for kind in KINDS:
-        alone = kind.is_alone(target)
+    for kind in list_kinds(target):
+        alone = kind.owns is not None
         for way, note in kind.list_calls(target):
             options = {"calls": kind.calls, **way}
             own = options.pop("layouts", None)
             words = note if own else "; ".join(filter(None, (said, note)))
             for each in own or (layouts[:1] if alone else layouts):
                 yield kind, {**options, "layout": each}, words
-        if alone:
-            return
 
 
 def _is_batch_second(target: Any) -> bool:
@@ -506,7 +505,8 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
     usual = {"output": None, "layout": "btd"}
     usual = {name: fit.options.get(name, value) for name, value in usual.items()}
     claim = {} if relative is None else {"relative": relative}
-    for kind, way, note in _list_states(target):
+    ways = [(kind, *way) for kind in list_kinds(target) for way in kind.list_states(target)]
+    for kind, way, note in ways:
         options = {"advances": kind.advances, "calls": kind.calls, **way, **claim, **usual}
         for placed in _list_placements(target, options, x):
             found = replace(fit, adapter=DecodingAdapter, options=placed)
@@ -520,15 +520,6 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
         name = fit.options["name"]
         raise RefusalError(f"it needs {name}, which was not found in what it returns")
     return replace(fit, notes=(*fit.notes, *filter(None, [refused])), undecoded=refused)
-
-
-def _list_states(target: Any) -> Iterator[tuple[Kind, dict[str, Any], str]]:
-    """Yield the ways in which a module may go on from a state, the likeliest first."""
-    for kind in KINDS:
-        for options, note in kind.list_states(target):
-            yield kind, options, note
-        if kind.is_alone(target):
-            return
 
 
 @torch.no_grad()

@@ -312,16 +312,13 @@ def advance_cache(
     return adapter.take_sequence(found), found[cache]
 
 
-def list_models(target: Any) -> Iterator[Way]:
+def list_model_calls(target: Any) -> Iterator[Way]:
     """Yield how a model of transformers is called."""
-    if is_hugging_face(target):
-        yield {"given": "input_ids", "layouts": ("btd",)}, ""
+    yield {"given": "input_ids", "layouts": ("btd",)}, ""
 
 
 def list_caches(target: Any, given: str = "input_ids") -> Iterator[Way]:
     """Yield how a model of transformers goes on, if it takes a cache."""
-    if not is_hugging_face(target):
-        return
     parameters = get_all_parameters(target)
     cache = next((name for name in CACHES if name in parameters), None)
     if cache is not None:
@@ -329,7 +326,9 @@ def list_caches(target: Any, given: str = "input_ids") -> Iterator[Way]:
         # RWKV, the only model with a cache of the name "state", warns that it ignores the mask.
         paddings = () if cache == "state" else ("left",)
         options = {"cache": cache, "given": given, "positioned": positioned, "paddings": paddings}
-        if (relative := _knows_differences_only(target.config, positioned)) is not None:
+        if (
+            relative := _knows_differences_only(getattr(target, "config", None), positioned)
+        ) is not None:
             options["relative"] = relative
         yield options, f"decodes with {cache}"
 
@@ -389,7 +388,7 @@ class HuggingFaceLayer(Adapter):
         return options
 
 
-def list_layers(target: Any) -> Iterator[Way]:
+def list_layer_calls(target: Any) -> Iterator[Way]:
     """Yield how a layer of a model of transformers is called."""
     parameters = get_parameters(target)
     if "attention_mask" in parameters and type(target).__module__.startswith("transformers."):
@@ -424,10 +423,9 @@ def call_masked(adapter: Adapter, x: Tensor) -> Any:
     return adapter.module(given, mask, is_causal=True)
 
 
-def list_attentions(target: Any) -> Iterator[Way]:
+def list_masked_calls(target: Any) -> Iterator[Way]:
     """Yield how an attention of torch is called."""
-    if is_attention(target):
-        yield {}, "called with a causal mask and is_causal=True"
+    yield {}, "called with a causal mask and is_causal=True"
 
 
 def is_recurrent(target: Any) -> bool:
@@ -446,15 +444,9 @@ def advance_recurrent(adapter: Any, x: Tensor, held: Any, *_: Any) -> tuple[Tens
     return adapter.lay_out(y), tuple(h.transpose(0, 1) for h in hidden)
 
 
-def list_recurrences(target: Any) -> Iterator[Way]:
-    """Yield how torch's recurrences are called."""
-    if is_recurrent(target):
-        yield {}, ""
-
-
 def list_hidden_states(target: Any) -> Iterator[Way]:
     """Yield how torch's recurrences of one direction go on: they read no positions."""
-    if is_recurrent(target) and not target.bidirectional:
+    if not target.bidirectional:
         yield {"relative": True, "positioned": True}, "decodes with its hidden state"
 
 
@@ -579,8 +571,8 @@ def list_steps(target: Any) -> Iterator[Way]:
                 yield {"initial": initial, "timed": timed}, note
 
 
-def list_plain(target: Any) -> Iterator[Way]:
-    """Yield the way to call any other module: with the sequence alone."""
+def list_once(target: Any) -> Iterator[Way]:
+    """Yield one way, without options."""
     yield {}, ""
 
 
@@ -590,35 +582,46 @@ def list_none(target: Any) -> Iterator[Way]:
 
 
 class Kind(NamedTuple):
-    """A kind of module, a row of `KINDS`; a function (target) → ways yields none for other kinds.
+    """A kind of module, a row of `KINDS`.
 
     Attributes:
+        owns: target → whether it is such a module, and then no later row is tried; None: the row
+            yields no way for other modules, and later rows are tried, too.
         calls: how it is called, as for `Adapter`; None: with the sequence alone.
         list_calls: target → the ways to call it.
         advances: how it goes on from a state, as for `DecodingAdapter`; None if it cannot.
         list_states: target → the ways to go on from a state.
-        is_alone: target → whether no later row can fit it.
         adapter: the class of the adapter that only calls it.
     """
 
+    owns: Callable[[Any], bool] | None
     calls: Callable[..., Any] | None
-    list_calls: Callable[[Any], Iterator[Way]]
+    list_calls: Callable[[Any], Iterator[Way]] = list_once
     advances: Callable[..., Any] | None = None
     list_states: Callable[[Any], Iterator[Way]] = list_none
-    is_alone: Callable[[Any], bool] = lambda target: False
     adapter: type[Adapter] = Adapter
 
 
 KINDS = (
-    # how it is called                    how it goes on from a state              no later row fits
-    Kind(call_model, list_models, advance_cache, list_caches, is_hugging_face),
-    Kind(call_masked, list_attentions, is_alone=is_attention),
-    Kind(None, list_recurrences, advance_recurrent, list_hidden_states, is_recurrent),
-    Kind(None, list_layers, adapter=HuggingFaceLayer),
-    Kind(call_positioned, list_positions),
-    Kind(None, list_none, advance_allocated, list_allocations),
-    Kind(None, list_none, advance_steps, list_steps),
-    Kind(call_returned, list_required_states, advance_returned, list_returned_states),
-    Kind(None, list_plain),
+    # is it such a module    how is it called                   how does it go on from a state
+    Kind(is_hugging_face, call_model, list_model_calls, advance_cache, list_caches),
+    Kind(is_attention, call_masked, list_masked_calls),
+    Kind(is_recurrent, None, list_once, advance_recurrent, list_hidden_states),
+    Kind(None, None, list_layer_calls, adapter=HuggingFaceLayer),
+    Kind(None, call_positioned, list_positions),
+    Kind(None, None, list_none, advance_allocated, list_allocations),
+    Kind(None, None, list_none, advance_steps, list_steps),
+    Kind(None, call_returned, list_required_states, advance_returned, list_returned_states),
+    Kind(None, None),
 )
 """The kinds of modules, the likeliest first."""
+
+
+def list_kinds(target: Any) -> Iterator[Kind]:
+    """Yield the kinds that a module may be of, the likeliest first."""
+    for kind in KINDS:
+        if kind.owns is None:
+            yield kind
+        elif kind.owns(target):
+            yield kind
+            return
