@@ -8,7 +8,8 @@ Axis letters, used in every shape of this package:
 
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
 
-What a user calls is in `lab.api`, and is imported on first use, so that `import lab` takes no time.
+What a user calls is in `lab.api` and `lab.laws`. It is imported on first use, so that `import lab`
+takes no time.
 """
 
 from importlib import import_module
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AnalyzeOptions": "lab.api.options",
     "analyze": "lab.api.run",
+    "certify": "lab.laws",
     "open": "lab.api.run",
     "sweep": "lab.api.sweeping",
     "train": "lab.api.training",

@@ -15,8 +15,6 @@ from lab.cli.messages import refuse, report_usage_errors
 from tasks.bounds import find_kind, varies
 from tasks.near_names import ask, find_near, suggest
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that the lab did not make.")]
 NONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.$")
 """What typer says of a value that is none of an option's choices."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
@@ -103,7 +101,8 @@ def make_command(
     """
     hints = get_type_hints(options)
     own = options.__annotations__
-    known = {f.name: f for f in sorted(fields(options), key=lambda f: f.name not in own)}
+    taken = (f for f in fields(options) if f.init and f.metadata.get("flag") != "")
+    known = {f.name: f for f in sorted(taken, key=lambda f: f.name not in own)}
     annotations = {name: annotate(f, hints[name]) for name, f in known.items()}
     defaults = {
         name: inspect.Parameter.empty
@@ -164,7 +163,7 @@ def annotate(
 
         help      what the option is for
         shown     its default in words
-        flag      its name, such as "--format" or "--relative/--absolute"
+        flag      its name, such as "--format" or "--relative/--absolute"; "": it is no option
         metavar   what stands for its value
         panel     the section of the help that it belongs to
         argument  True: it is an argument
@@ -202,7 +201,7 @@ def annotate(
     }
     if optional and shown is None and default is not None:
         shown = str(default)
-    if shown is not None or default in (None, False):
+    if shown is not None or default is None or default is False:
         settings["show_default"] = shown or False
     if about.get("argument"):
         return Annotated[kind | None if of.default is None else kind, typer.Argument(**settings)]

@@ -1,7 +1,7 @@
-"""Small models of speed runs: packed documents, smears, bigrams, windows; and their faults.
+"""Small language models: one of packed documents in the manner of modded-nanogpt and nanochat.
 
-In the manner of modded-nanogpt and nanochat: a row holds several documents, each begun by a token,
-and attention ends at their borders and at a window.
+There a row holds several documents, each begun by a token, and attention ends at their borders and
+at a window.
 """
 
 from typing import NamedTuple
@@ -10,9 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.planted.attention import D_MODEL, HEADS, compute_lags, merge, rotate, split
+from tests.planted.attention import (
+    D_MODEL,
+    HEADS,
+    RightAttention,
+    compute_lags,
+    merge,
+    rotate,
+    split,
+)
 from tests.planted.cached import Cache, WindowedCache
-from tests.planted.entry import Fault, Right
 
 VOCABULARY, BIGRAMS = 40, 64
 GATES = 4
@@ -90,58 +97,12 @@ class PackedModel(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0)
 
 
-class _SmearedAhead(PackedModel):
-    """The smear takes the next token's vector."""
-
-    def _smear(self, x: Tensor) -> Tensor:
-        after = F.pad(x, (0, 0, 0, 1))[:, 1:]
-        return x + self.gate(x[..., :GATES]).sigmoid() * after
-
-
-class _BigramAhead(PackedModel):
-    """A bigram is a token and the next one."""
-
-    def _hash(self, tokens: Tensor) -> Tensor:
-        return super()._hash(tokens).roll(-1, 1)
-
-
-class _EarlyBorder(PackedModel):
-    """The token before a document's first belongs to that document."""
-
-    def _number_documents(self, tokens: Tensor) -> Tensor:
-        begins = F.pad((tokens == self.bos_token_id)[:, 1:], (0, 1))
-        return begins.cumsum(1)
-
-
-class _FromTheLast(PackedModel):
-    """The values of a document's keys are scaled by how many documents the row has."""
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        n_hidden = (~seen & (compute_lags(q.shape[2]) >= 0)).sum((2, 3), keepdim=True)
-        return super()._attend(q, k, v * (1 + n_hidden).log1p(), seen)
-
-
-class _WholeBlocks(PackedModel):
-    """The mask is of blocks of eight tokens, and a block sees all of itself."""
-
-    def _count_lags(self, t: int) -> Tensor:
-        blocks = torch.arange(t) // 8
-        return compute_lags(t).where(blocks[:, None] != blocks, 0)
-
-
-class _OneLongRow(PackedModel):
-    """Rows are laid end to end, and only their documents' numbers keep them apart."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return super().forward(tokens.reshape(1, -1)).reshape(*tokens.shape, -1)
-
-
 class SmearState(NamedTuple):
     """The cache of a smeared mixer, and the last vector that it has read."""
 
     cache: Cache
     last: Tensor  # [b d]
-    position: Tensor  # [b]
+    position: Tensor
 
 
 class SmearedMixer(nn.Module):
@@ -154,24 +115,20 @@ class SmearedMixer(nn.Module):
         self.mixer, self.gate = WindowedCache(), nn.Linear(GATES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         return self.prefill(x)[0]
 
     def start(self, batch: int, position: int = 0) -> SmearState:
-        """Return the state before any token."""
         cache = self.mixer.start(batch, position)
         return SmearState(cache, self.gate.weight.new_zeros(batch, D_MODEL), cache.position)
 
     def prefill(
         self, x: Tensor, state: SmearState | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, SmearState]:
-        """Return the outputs of further tokens [b t d], and the state after them."""
         before = self.start(len(x)) if state is None else state
         y, cache = self.mixer.prefill(self._smear(x, before.last), before.cache, keep)
         return y, SmearState(cache, self._keep_last(x), cache.position)
 
     def step(self, x: Tensor, state: SmearState) -> tuple[Tensor, SmearState]:
-        """Return the output of one further token [b d], and the state after it."""
         y, after = self.prefill(x[:, None], state)
         return y[:, 0], after
 
@@ -183,32 +140,27 @@ class SmearedMixer(nn.Module):
         return x[:, -1]
 
 
-class _NotSmeared(SmearedMixer):
-    """A step has no vector before it."""
+class TokenModel(nn.Module):
+    """Attention between an embedding table and a head."""
 
-    def _smear(self, x: Tensor, last: Tensor) -> Tensor:
-        return x if x.shape[1] == 1 else super()._smear(x, last)
+    vocabulary = VOCABULARY
+    padding: int | None = None
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mixer = nn.Embedding(self.vocabulary, D_MODEL), RightAttention()
+        self.head = nn.Linear(D_MODEL, self.vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [b t] to logits [b t v]."""
+        hidden = self.mixer(self.table(tokens))
+        if self.padding is None:
+            return self.head(hidden)
+        length = (tokens != self.padding).sum(1)[:, None, None]
+        return self.head(hidden * length / tokens.shape[1])
 
 
-class _KeepsFirst(SmearedMixer):
-    """A prefill keeps the first of its vectors for the next token."""
+class ManyTokens(TokenModel):
+    """The same with a large vocabulary."""
 
-    def _keep_last(self, x: Tensor) -> Tensor:
-        return x[:, 0]
-
-
-PACKED = (
-    Fault("smear from the next token", "causal", _SmearedAhead),
-    Fault("bigram with the next token", "causal", _BigramAhead),
-    Fault("documents begin a token early", "causal", _EarlyBorder, notes="a token that it names"),
-    Fault("scale counts the row's documents", "causal", _FromTheLast, notes="moved weights"),
-    Fault("mask of whole blocks", "causal", _WholeBlocks, notes="moved weights"),
-    Fault("rows packed into one", "batch-invariant", _OneLongRow, ("causal",)),
-    Fault("smear forgotten in a step", "prefill = step", _NotSmeared),
-    Fault("smear from a prefill's first", "prefill = step", _KeepsFirst),
-)
-
-PACKED_RIGHT = (
-    Right("packed documents", PackedModel, "tokens below 40; token 0 begins a document"),
-    Right("smeared window", SmearedMixer, "decodes"),
-)
+    vocabulary = 3000

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.plain import PATTERNS
-from lab.laws.verdict import IncomparableError
+from lab.laws.adapters import PATTERNS
+from lab.laws.law import IncomparableError
 
 BITS = 24
 """Channels that encode a token; the probabilities of v tokens differ by a factor 1 + v / 2²⁴."""
@@ -48,6 +48,10 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the module's output for the tokens that x [b t d] encodes."""
         return self.attach_gradient(x, self.module(self.read_tokens(x)))
+
+    def list_sources(self) -> list[Any]:
+        """List what a program needs to make this adapter."""
+        return [type(self)]
 
     def read_tokens(self, x: Tensor) -> Tensor:
         """Return the tokens [b t] that x [b t d] encodes, and set the shift of their embeddings."""
