@@ -18,7 +18,7 @@ from lab.foreign.mamba import find_scan_class
 from lab.foreign.mixer import ForeignMixer, Route, is_close
 from lab.foreign.opened import OpenedBlock, OpenedModel
 from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
-from lab.laws.adapters.kinds import is_hugging_face
+from lab.laws.adapters import is_hugging_face
 from lab.layers.mixer import MatrixMixer
 from tasks.bounds import check_choice
 

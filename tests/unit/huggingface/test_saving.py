@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from lab.api.settings import read_settings
 from lab.cli import app
-from lab.cli.run_settings import read_settings
 from lab.config import Runtime
 from lab.files import RunError
 from lab.huggingface.saving import convert, save_run
