@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from analysis.pages.export import check_figure
 from lab.certification import (
     GIBIBYTE,
     SIGNS,
@@ -85,6 +84,8 @@ class CertifyOptions(CertifySettings):
         if self.limit is not None and not 0 < self.limit < float("inf"):
             raise ValueError(f"seconds={self.limit}: must be > 0")
         if self.figure is not None:
+            from analysis.pages.export import check_figure
+
             check_figure(self.figure, self.force)
             if not self.figure.parent.is_dir():
                 raise ValueError(f"figure={self.figure}: {self.figure.parent} is not a folder")
