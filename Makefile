@@ -90,7 +90,7 @@ verify: shapes cluster
 	$(BIN)/pytest -n 2 --dist worksteal tests/property --hypothesis-profile=thorough
 	$(BIN)/pytest -n 2 --dist worksteal -m thorough
 
-# Thousands of faults, odd values and hostile files, the same ones again by number: FAULTS is how many
+# Thousands of faults and odd values, the same ones again by number: FAULTS is how many
 # of each suite, FAULTS_FROM the first number.
 faults: export FAULTS ?= 2000
 faults: development
@@ -129,13 +129,13 @@ browser: development
 
 # Faults found in public packages, each shown by a program that needs no part of this one.
 findings: $(FINDINGS)
-	.venv-findings/bin/python tests/findings/run.py
+	.venv-findings/bin/python docs/findings/programs/run.py
 
 # A place of their own, for the versions named; their requirements are listed whole.
-$(FINDINGS): tests/findings/requirements.txt constraints.txt
+$(FINDINGS): docs/findings/programs/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-findings
 	sh docs/scripts/install.sh .venv-findings/bin/python --constraint constraints.txt torch setuptools
-	sh docs/scripts/install.sh .venv-findings/bin/python --no-deps --requirement tests/findings/requirements.txt
+	sh docs/scripts/install.sh .venv-findings/bin/python --no-deps --requirement docs/findings/programs/requirements.txt
 	touch $@
 
 # What users get who install today: constraints.txt does not hold here.

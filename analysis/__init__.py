@@ -4,56 +4,47 @@ An analysis is a module whose `measure(subject)` returns findings. A finding has
 numbers and a figure. The report shows the analyses that apply, in the order of `ANALYSES`.
 """
 
-from analysis import (
-    dynamic_mask,
-    errors,
-    frequencies,
-    matrices,
-    mechanism,
-    recall,
-    rows,
-    state_space,
-    value_usage,
-)
-from analysis.base import Analysis
-from analysis.experts import key_map as expert_map
-from analysis.experts import knockout as expert_knockout
-from analysis.experts import load as expert_load
-from analysis.experts import roles as expert_roles
-from analysis.experts import training as expert_training
-from analysis.matrices import heads, rollout
-from analysis.rows import positions, samples, tokens
-from analysis.run import anatomy, baselines, curves, dynamics, generalisation, leaks
-from analysis.state_space import rank as state_rank
+from collections import UserDict
+from importlib import import_module
+from typing import Any
 
-ANALYSES: dict[str, Analysis] = {
-    "baselines": baselines,
-    "leaks": leaks,
-    "rows": rows,
-    "tokens": tokens,
-    "curves": curves,
-    "generalisation": generalisation,
-    "positions": positions,
-    "samples": samples,
-    "mechanism": mechanism,
-    "recall": recall,
-    "errors": errors,
-    "matrices": matrices,
-    "heads": heads,
-    "rollout": rollout,
-    "frequencies": frequencies,
-    "state_space": state_space,
-    "state_rank": state_rank,
-    "dynamic_mask": dynamic_mask,
-    "value_usage": value_usage,
-    "experts": expert_load,
-    "expert_roles": expert_roles,
-    "expert_map": expert_map,
-    "expert_knockout": expert_knockout,
-    "expert_training": expert_training,
-    "dynamics": dynamics,
-    "anatomy": anatomy,
-}
+
+class _Analyses(UserDict[str, Any]):
+    """The module of each analysis (`analysis.base.Analysis`), imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        return import_module(found) if isinstance(found, str) else found
+
+
+ANALYSES = _Analyses(
+    baselines="analysis.run.baselines",
+    leaks="analysis.run.leaks",
+    rows="analysis.rows",
+    tokens="analysis.rows.tokens",
+    curves="analysis.run.curves",
+    generalisation="analysis.run.generalisation",
+    positions="analysis.rows.positions",
+    samples="analysis.rows.samples",
+    mechanism="analysis.mechanism",
+    recall="analysis.recall",
+    errors="analysis.errors",
+    matrices="analysis.matrices",
+    heads="analysis.matrices.heads",
+    rollout="analysis.matrices.rollout",
+    frequencies="analysis.frequencies",
+    state_space="analysis.state_space",
+    state_rank="analysis.state_space.rank",
+    dynamic_mask="analysis.dynamic_mask",
+    value_usage="analysis.value_usage",
+    experts="analysis.experts.load",
+    expert_roles="analysis.experts.roles",
+    expert_map="analysis.experts.key_map",
+    expert_knockout="analysis.experts.knockout",
+    expert_training="analysis.experts.training",
+    dynamics="analysis.run.dynamics",
+    anatomy="analysis.run.anatomy",
+)
 """Every analysis by name, in the order of the report."""
 
 QUICK = (

@@ -26,10 +26,6 @@ class Capacity(Finding):
 
     Attributes:
         pairs: K, ascending.
-        accuracy: share of right answers on the test split, in [0, 1].
-        interval: 95 %, low and high.
-        chance: accuracy of a uniform guess.
-        steps: training steps taken.
         solved_at: accuracy at which training ended early.
     """
 
@@ -111,7 +107,13 @@ def measure_capacity(
     for task in sorted(tasks, key=_count_pairs):
         model = make_model()
         check_vocabulary(task, model)
-        chosen = config or _choose_config(task, model)
+        chosen = config
+        if chosen is None:
+            width = model.embed.embedding_dim
+            defaults = get_protocol_defaults("lab", task.seq_len, task.vocab_size, width)
+            # Without those of the model.
+            known = {name: of for name, of in defaults.items() if name in vars(TrainConfig())}
+            chosen = replace(TrainConfig(), **known)
         state = start(model.train(), chosen, "fp32")
         for _row in fit(task, state, chosen):
             pass
@@ -138,11 +140,3 @@ def _count_pairs(task: Task) -> int:
     if not has_pairs(batch):
         raise ValueError(f"task={task.name}: its rows store no pairs")
     return int((batch.links["key_pos"][0] >= 0).sum())
-
-
-def _choose_config(task: Task, model: LanguageModel) -> TrainConfig:
-    """Return the lab's settings of training, without those of the model."""
-    width = model.embed.embedding_dim
-    defaults = get_protocol_defaults("lab", task.seq_len, task.vocab_size, width)
-    known = {name: value for name, value in defaults.items() if name in vars(TrainConfig())}
-    return replace(TrainConfig(), **known)

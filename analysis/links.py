@@ -1,7 +1,6 @@
-"""Positions of a row that belong together, and how much mass a matrix puts on them."""
+"""Positions of a row that belong together, and how far after a value each layer finds it."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from analysis.base import Subject
 from analysis.mixing import BlockMixer, collect_mixers, get_reach
-from analysis.words import name_place
 from lab.intervals import bootstrap
 from lab.layers.mixer import MatrixMixer
 from tasks.base import IGNORE, MAX_ROWS, Batch, count_rows
@@ -42,14 +40,6 @@ class Offsets:
         """How far after a value a layer gathers its key for a later one."""
         return next(iter(self.written.values()), 0)
 
-    def explain(self) -> str:
-        """Say in which layers "value" means another position."""
-        read = [f" Layer {i}'s values: {name_place(n, 'them')}." for i, n in self.read.items()]
-        rows = [
-            f" Layer {i}'s value rows: {name_place(n, 'them')}." for i, n in self.written.items()
-        ]
-        return "".join(read + rows)
-
     def get(self, layer: int) -> tuple[int, int]:
         """Return how far after a value a layer reads it, and how far it gathers its key."""
         return self.read.get(layer, 0), self.written.get(layer, 0)
@@ -61,14 +51,9 @@ IN_PLACE = Offsets()
 
 @dataclass(frozen=True)
 class AnswerLinks:
-    """Positions of one row that belong together.
+    """Positions of one row that belong together; no keys and values if the task stores no pairs.
 
-    Attributes:
-        queries: the scored positions q.
-        keys: where each query's key was stored; empty if the task stores no pairs.
-        values: where each query's value was stored; likewise.
-        read: how many positions after a value a query finds it, as in `Offsets`.
-        written: how many positions after a value its key is gathered; likewise.
+    A query finds a value `read` positions after it, and its key is gathered `written` after it.
     """
 
     queries: Int[np.ndarray, " q"]
@@ -85,29 +70,6 @@ class AnswerLinks:
         return queries[kept], self.values[kept] + self.read
 
 
-@dataclass(frozen=True)
-class Mass:
-    """Where the mass |M_ij| / Σ_j |M_ij| of a matrix lies: per head, the mean over rows of M.
-
-    Attributes:
-        on_value: from queries to their value; empty if the task stores no pairs.
-        on_key: from queries to their key; likewise.
-        written: from values to their key; likewise.
-        on_previous: from every position to the one before it.
-        uniform_value: `on_value` if every row were uniform: the mean of 1/(q + 1).
-        uniform_written: likewise for `written`.
-        uniform_previous: likewise for `on_previous`.
-    """
-
-    on_value: Float[np.ndarray, " asked"]
-    on_key: Float[np.ndarray, " asked"]
-    written: Float[np.ndarray, " asked"]
-    on_previous: Float[np.ndarray, " heads"]
-    uniform_value: float
-    uniform_written: float
-    uniform_previous: float
-
-
 def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
     """Return which positions of a row of a batch belong together, without padding."""
     if not has_pairs(batch):
@@ -116,50 +78,6 @@ def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
     query, key, value = (link[0].cpu().numpy() for link in find_pairs(batch[row : row + 1]))
     real = query >= 0
     return AnswerLinks(query[real], key[real], value[real])
-
-
-def measure_mass(matrix: Float[np.ndarray, "h t s"], links: AnswerLinks) -> Mass:
-    """Measure where the mass of a matrix lies; rows of zeros count as 0."""
-    return measure_mass_by_blocks([(slice(0, matrix.shape[1]), matrix)], links)
-
-
-def measure_mass_by_blocks(
-    blocks: Iterable[tuple[slice, Float[np.ndarray, "h _ s"]]], links: AnswerLinks
-) -> Mass:
-    """Measure where the mass of a matrix lies, given by blocks of rows."""
-    paired, gathering = links.queries[: len(links.values)], links.values + links.written
-    found: dict[str, list[np.ndarray]] = {name: [] for name in ("value", "key", "write", "before")}
-    seq_len = 0
-    for rows, block in blocks:
-        size = np.abs(np.nan_to_num(block))
-        share = size / np.maximum(size.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
-        later = np.arange(max(1, rows.start), rows.stop)
-        seq_len = rows.stop
-        for name, targets, sources in (
-            ("value", *links.expected),
-            ("key", paired, links.keys),
-            ("write", gathering, links.keys),
-            ("before", later, later - 1),
-        ):
-            here = (targets >= rows.start) & (targets < rows.stop)
-            found[name].append(share[:, targets[here] - rows.start, sources[here]])
-
-    def mean(name: str) -> np.ndarray:
-        cells = np.concatenate(found[name], axis=-1)
-        return cells.mean(-1) if cells.size else np.zeros(0, cells.dtype)
-
-    def uniform(rows: np.ndarray) -> float:
-        return float((1 / (rows + 1)).mean()) if rows.size else math.nan
-
-    return Mass(
-        on_value=mean("value"),
-        on_key=mean("key"),
-        written=mean("write"),
-        on_previous=mean("before"),
-        uniform_value=uniform(links.queries),
-        uniform_written=uniform(gathering),
-        uniform_previous=uniform(np.arange(1, seq_len)),
-    )
 
 
 def has_pairs(batch: Batch) -> bool:
@@ -216,15 +134,14 @@ def _find_offsets(subject: Subject) -> Offsets:
 
     def find(mixer: BlockMixer, tried: Sequence[int], away: int, *, writes: bool) -> int:
         at = np.array([*tried, *(offset + away for offset in tried)])
-        shares = [
-            _measure_shares(
-                mixer,
-                row,
-                of.values[:, None] + at if writes else of.queries[:, None],
-                of.keys[:, None] if writes else of.values[:, None] + at,
-            )
-            for row, of in links.items()
-        ]
+        shares = []
+        for row, of in links.items():
+            places = of.values[:, None] + at
+            ends = (places, of.keys[:, None]) if writes else (of.queries[:, None], places)
+            targets, sources = np.broadcast_arrays(*ends)
+            # A position's share of itself tells nothing.
+            found = mixer.measure_shares(row, targets.copy(), sources.copy()) * (sources < targets)
+            shares.append(found.mean(1).T)
         return tried[_choose(shares, rng)]
 
     for mixer in mixers:
@@ -249,17 +166,6 @@ def _find_reads(batch: Batch, row: int) -> AnswerLinks:
     queries = same.any(1).nonzero()[0]
     keys = len(tokens) - 1 - same[queries, ::-1].argmax(1)
     return AnswerLinks(queries, keys, keys + 1)
-
-
-def _measure_shares(
-    mixer: BlockMixer, row: int, targets: Int[np.ndarray, "n _"], sources: Int[np.ndarray, "n _"]
-) -> Float[np.ndarray, "o h"]:
-    """Return each head's mean share of mass at n pairs and o offsets; its own position has none."""
-    places = torch.from_numpy(np.stack(np.broadcast_arrays(targets, sources)))
-    there = (places[1] < places[0]) & (places[0] < mixer.x.shape[1])
-    flat = places.where(there, 0).flatten(1)
-    shares = mixer.measure_shares(row, flat[0], flat[1]).unflatten(1, there.shape) * there
-    return shares.mean(1).T.numpy()
 
 
 def _choose(by_row: list[Float[np.ndarray, "o h"]], rng: np.random.Generator) -> int:

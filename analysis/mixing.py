@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ REACH = 4
 """What `get_reach` assumes of a mixer that is not the lab's own."""
 TOLERANCE = 1e-3
 """How far a mixer's output may be from what its matrix gives, as a share of its largest output."""
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,6 @@ class BlockMixer:
     """A block's sequence mixer, and the input that a batch gave it.
 
     Attributes:
-        layer: index of the block.
         module: the mixer; it offers a matrix if it is a `MatrixMixer`.
         x: the mixer's input [b t d], the normed residual stream.
         keep: what its oracle mask keeps; None where it has none.
@@ -98,9 +99,7 @@ class BlockMixer:
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
         """Yield the matrix of one row of the batch by blocks of target positions, first to last.
 
-        Args:
-            row: of the batch.
-            multiple: the height of each block but the last is a multiple of it.
+        The height of each block but the last is a multiple of `multiple`.
         """
         seq_len = self.x.shape[1]
         whole = None if self.module.takes_rows else self.matrix(row)
@@ -114,23 +113,24 @@ class BlockMixer:
             give_back_freed_memory()
 
     def measure_shares(
-        self, row: int, targets: Int[Tensor, " n"], sources: Int[Tensor, " n"]
-    ) -> Float[Tensor, "h n"]:
-        """Return |M_ij| / Σ_j |M_ij| of n entries of one row of the batch, by blocks."""
-        found: Tensor | None = None
+        self, row: int, targets: Int[np.ndarray, "*_"], sources: Int[np.ndarray, "*_"]
+    ) -> Float[np.ndarray, "h ..."]:
+        """Return |M_ij| / Σ_j |M_ij| of some entries of one row of the batch.
+
+        It is 0 where the source is later than the target, the target is after the end, or the
+        matrix has a row of zeros.
+        """
+        at, of = (torch.from_numpy(z).to(self.x.device) for z in (targets, sources))
+        found: list[Tensor] = []
         for rows, matrix in self.blocks(row):
-            inside = (targets >= rows.start) & (targets < rows.stop)
-            if found is None:
-                found = torch.zeros(len(matrix), len(targets), dtype=torch.float64)
-            if not inside.any():
-                continue
-            local, column = (targets[inside] - rows.start).to(matrix.device), sources[inside]
-            total = matrix.abs().sum(-1, dtype=torch.float64)[:, local]
-            entry = matrix[:, local, column.to(matrix.device)].abs().double()
-            tiny = torch.finfo(torch.float32).tiny
-            found[:, inside] = (entry / total.clamp(min=tiny)).cpu()
-        assert found is not None
-        return found
+            found = found or list(torch.zeros(len(matrix), *at.shape, dtype=torch.float64))
+            inside = (at >= rows.start) & (at < rows.stop) & (of <= at)
+            if inside.any():
+                entry = matrix[:, at[inside] - rows.start, of[inside]].abs().double()
+                total = matrix.abs().sum(-1, dtype=torch.float64)[:, at[inside] - rows.start]
+                for head, share in enumerate(entry / total.clamp(min=TINY)):
+                    found[head][inside.cpu()] = share.cpu()
+        return torch.stack(found).numpy()
 
     def _check_matrix(self, matrix: Tensor, height: int) -> Tensor:
         """Return a matrix of so many rows, if it is one; the lab's own are not checked."""

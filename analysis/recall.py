@@ -53,22 +53,18 @@ class PairMass(Finding):
     Attributes:
         layers: block of each head [n].
         heads: its number in the block [n].
-        mixers: its mixer's class, n of them.
         share: mean share in [0, 1] of query → value, query → key and value → key, one row per head.
         interval: 95 % by resampling the rows of the batch, low and high; NaN for a single row.
         chance: what rows of equal entries would give: mean 1/(q + 1), 1/(q + 1), 1/(v + 1).
-        rows: how many rows of the batch were read.
         without: layers whose mixer offers no matrix.
         offsets: how far after a value it is found, where a convolution moved it.
     """
 
     layers: Int[np.ndarray, " n"]
     heads: Int[np.ndarray, " n"]
-    mixers: tuple[str, ...]
     share: Float[np.ndarray, "n 3"]
     interval: Float[np.ndarray, "n 3 2"]
     chance: Float[np.ndarray, " 3"]
-    rows: int
     without: tuple[int, ...]
     offsets: Offsets = IN_PLACE
 
@@ -154,8 +150,13 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
         if not isinstance(mixer.module, MatrixMixer):
             without.append(mixer.layer)
             continue
-        shift = offsets.get(mixer.layer)
-        by_row = np.stack([_measure_row(mixer, i, pairs, shift) for i, pairs in enumerate(stored)])
+        read, written = offsets.get(mixer.layer)
+        rows_of = []
+        for i, (query, key, value) in enumerate(stored):
+            targets = np.stack([query, query, value + written])
+            found_in_row = mixer.measure_shares(i, targets, np.stack([value + read, key, key]))
+            rows_of.append(found_in_row.mean(2).T)
+        by_row = np.stack(rows_of)
         found += [(mixer, head, by_row[:, :, head]) for head in range(by_row.shape[2])]
     if not found:
         return None
@@ -164,27 +165,12 @@ def measure_pair_mass(subject: Subject) -> PairMass | None:
     return PairMass(
         layers=np.array([mixer.layer for mixer, _, _ in found]),
         heads=np.array([head for _, head, _ in found]),
-        mixers=tuple(mixer.kind for mixer, _, _ in found),
         share=np.array([by_row.mean(0) for _, _, by_row in found]),
         interval=np.array([[bootstrap(of, rng) for of in by_row.T] for _, _, by_row in found]),
         chance=np.array(chance),
-        rows=rows,
         without=tuple(without),
         offsets=offsets,
     )
-
-
-def _measure_row(
-    mixer: BlockMixer, row: int, pairs: Int[np.ndarray, "3 pairs"], shift: tuple[int, int]
-) -> Float[np.ndarray, "3 h"]:
-    """Return the mean shares of one row of the batch, whose values lie some positions later."""
-    query, key, value = torch.from_numpy(pairs)
-    targets = torch.cat([query, query, value + shift[1]])
-    sources = torch.cat([value + shift[0], key, key])
-    # A query has no entry at a position after its own, nor a row any at one past its end.
-    there = (sources <= targets) & (targets < mixer.x.shape[1])
-    found = mixer.measure_shares(row, targets.where(there, 0), sources.where(there, 0)) * there
-    return found.unflatten(1, (3, -1)).mean(2).T.numpy()
 
 
 @dataclass(frozen=True)
@@ -193,10 +179,6 @@ class RecallByPlace(Finding):
 
     Attributes:
         split: of the rows; on "probe" the query's slot says nothing about the store slot.
-        rows: how many.
-        accuracy: share of right answers, in [0, 1].
-        interval: 95 %, low and high.
-        chance: accuracy of a uniform guess.
         distance: accuracy by query_pos − value_pos, bins that double.
         slot: accuracy by store slot, from 0; None where rows have only one.
         decoy: accuracy without (0) and with (1) a decoy, a filler before the query that equals

@@ -77,7 +77,7 @@ def scored(model: LanguageModel, batch: Batch) -> Scored:
     with tell_oracle_masks(model, batch):
         hidden = model.hidden(batch.inputs)[rows, positions]
     targets = batch.targets[rows, positions]
-    return Scored(rows, positions, targets, hidden, model.head.weight)
+    return Scored(rows, positions, targets, hidden, model.W_U.mT)
 
 
 @torch.no_grad()

@@ -8,29 +8,31 @@ Axis letters, used in every shape of this package:
 
 The paper's symbols keep their case: A, B, C, D, dt, L, M.
 
-`lab.open`, `lab.sweep` and `lab.train` are imported on first use, so that `import lab` takes no
-time.
+What a user calls is in `lab.api` and `lab.laws`. It is imported on first use, so that `import lab`
+takes no time.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lab.notebook import open as open
-    from lab.notebook import sweep as sweep
-    from lab.notebook import train as train
+from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME, _NAMES = "lab.notebook", ("open", "sweep", "train")
-"""The module of the names that are imported when they are used."""
+_HOMES = {
+    "AnalyzeOptions": "lab.api.options",
+    "analyze": "lab.api.run",
+    "certify": "lab.laws",
+    "open": "lab.api.run",
+    "sweep": "lab.api.sweeping",
+    "train": "lab.api.training",
+}
+"""The modules of the names that are imported when they are used; `__init__.pyi` has their types."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    if name not in _HOMES:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    return getattr(import_module(_HOME), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(["__version__", *_NAMES])
+    return sorted(["__version__", *_HOMES])

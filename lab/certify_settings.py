@@ -1,12 +1,14 @@
-"""The settings of `certify`, defined and validated once for the function, the command and laws.
+"""The options of `certify`, defined once for the function, the command and the laws.
 
 Nothing here imports torch, so `lab certify` can validate its options before it starts a process.
 """
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tasks.bounds import check_choice, option
 
 Weights = Literal["as built", "moved", "larger"]
 
@@ -38,53 +40,120 @@ CONDITIONS = (
 )
 """The default conditions; laws that are tried under one condition only take the first."""
 
+TRIED = "found by trying"
+Input = Literal["hidden", "tokens"]
+Layout = Literal["btd", "tbd", "bdt"]
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a factory from NAME=VALUE; a value is a Python literal or text.
+
+    Raises:
+        ValueError: for text of another form.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"option={text}: must look like d_model=16")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Return the whole numbers in "7,64,200".
+
+    Raises:
+        ValueError: for other text.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"lengths={text}: must be whole numbers, e.g. 7,64,200") from None
+
+
+def parse_output(text: str) -> int | str:
+    """Return the index or the name of an output."""
+    return int(text) if text.isdecimal() else text
+
 
 @dataclass(frozen=True)
 class CertifySettings:
-    """What to try a module on, and how much that may cost.
+    """What to try a module on, how to call it, and how much that may cost.
+
+    The first fields are options of `lab certify`, whose help says what they are; None stands for
+    the default that it names, except that without a `compiler` "forms agree" is not decided.
 
     Attributes:
-        d_model: width d of the inputs; None finds it by trying.
-        lengths: sequence lengths t of the probes; None takes `lab.laws.probes.LENGTHS` and those
-            around the module's own chunks. Lengths that the module refuses are left out.
-        batch: rows b of a probe.
-        seed: of weights and probes, added to each condition's own.
-        options: keyword arguments of the factory.
-        calling: how to call the module, where that cannot be found by trying: the fields of
-            `lab.laws.adapters.adaptation.AdapterOptions`.
         conditions: weights and modes under which laws that hold for any weights are tried.
         max_len: tokens after which "stable" stops.
         rounding_len: tokens of the input on which "precision" measures rounding errors; errors of
             angles and running sums show late.
         seconds: time that a law may take under one condition, above 0; a law says what it had no
             time for.
-        compiler: torch.compile's backend for "forms agree", "inductor" or "aot_eager"; compiling
-            takes seconds, so None leaves that law undecided.
-        device: name of the device to try the module on.
         longer: further lengths, tried with fewer trials while there is time; the first in any case.
             None takes those of `lab.laws.probes`, unless `lengths` are given.
 
     Raises:
-        ValueError: for a number below its bound, or an empty list of lengths.
+        ValueError: for a number below its bound, an unknown choice, or an empty list of lengths.
     """
 
-    d_model: int | None = None
-    lengths: Sequence[int] | None = None
-    batch: int = 3
-    seed: int = 0
-    _: KW_ONLY
-    options: Mapping[str, Any] | None = None
-    calling: Mapping[str, Any] | None = None
-    conditions: tuple[Condition, ...] = CONDITIONS
-    max_len: int = 65_536
-    rounding_len: int = 1024
-    seconds: int | float = 5.0
-    compiler: str | None = None
-    device: str = "cpu"
-    longer: Sequence[int] | None = None
+    d_model: int | None = option(None, "Width of the module's inputs.", TRIED)
+    lengths: Sequence[int] | None = option(
+        None,
+        "Sequence lengths to try; those that the module refuses are left out.",
+        "1 to 130, and around the module's chunks",
+        metavar="7,64,200",
+        read=parse_lengths,
+    )
+    batch: int = option(3, "Number of rows of each input.")
+    seed: int = option(0, "Seed of weights and inputs.")
+    options: Mapping[str, Any] | None = option(
+        None,
+        "An argument of the factory; may be repeated.",
+        flag="--option",
+        metavar="NAME=VALUE",
+        read=parse_options,
+    )
+    input: Input | None = option(
+        None, "What the module reads: vectors (hidden) or token ids.", TRIED
+    )
+    vocab_size: int | None = option(
+        None, "Size of the vocabulary, if the module reads tokens.", TRIED
+    )
+    layout: Layout | None = option(None, "Order of the axes of inputs and outputs.", TRIED)
+    output: str | int | None = option(
+        None,
+        "Which output holds the sequence.",
+        "the first",
+        metavar="NAME|INDEX",
+        read=parse_output,
+    )
+    relative: bool | None = option(
+        None,
+        "Whether outputs should depend only on differences of positions.",
+        "recognised by class",
+        flag="--relative/--absolute",
+    )
+    only: Sequence[str] | None = option(None, "Try only this law; repeat for more.", metavar="LAW")
+    compiler: Literal["aot_eager", "inductor", "none"] | None = option(
+        None, "Backend of torch.compile.", "aot_eager; none with --quick"
+    )
+    device: str = option("cpu", "auto, cpu, cuda or cuda:N.")
+    conditions: tuple[Condition, ...] = option(CONDITIONS, "", flag="")
+    max_len: int = option(65_536, "", flag="")
+    rounding_len: int = option(1024, "", flag="")
+    seconds: int | float = option(5.0, "", flag="")
+    longer: Sequence[int] | None = option(None, "", flag="")
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "batch", "max_len", "rounding_len"):
+        for name, choices in (("input", Input), ("layout", Layout)):
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), get_args(choices))
+        for name in ("d_model", "vocab_size", "batch", "max_len", "rounding_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
@@ -97,6 +166,11 @@ class CertifySettings:
             raise ValueError(f"seed={self.seed} must be in 0 … 2⁶² − 1")
         if not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds} must be above 0")
+
+    def list_calling(self) -> dict[str, Any]:
+        """Return the options that say how to call the module, by name."""
+        names = ("d_model", "input", "vocab_size", "layout", "output", "relative")
+        return {name: getattr(self, name) for name in names}
 
 
 QUICK = CertifySettings(
@@ -122,26 +196,3 @@ THOROUGH = CertifySettings(
     seconds=60.0,
 )
 """Settings for a certificate in minutes: longer inputs, more seeds."""
-
-
-def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of a factory from NAME=VALUE; a value is a Python literal or text.
-
-    Raises:
-        ValueError: for text of another form.
-    """
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"{text!r} must look like d_model=16")
-        options[name] = read_value(value)
-    return options
-
-
-def read_value(text: str) -> Any:
-    """Return a Python literal; other text as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -87,7 +87,9 @@ class ModelConfig(_Config):
     options: dict[str, Any] = field(
         default_factory=dict,
         metadata={
-            "help": "an option of layers: S.d_state=64 for every S, 1.A.mask=soft for block 1's A"
+            "help": "an option of layers: S.d_state=64 for every S, 1.A.mask=soft for block 1's A",
+            "flag": "--option",
+            "metavar": "LAYER.NAME=VALUE",
         },
     )
     tied: bool = option(True, "use the embedding table as the output head")

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -298,6 +298,42 @@ def is_marked(path: Path) -> bool:
             return MARK in start or MARK in file.read()
     except OSError:
         return False
+
+
+def check_output(
+    option: str, path: Path, force: bool, is_own: Callable[[Path], bool] = is_marked
+) -> None:
+    """Check that a file may be written.
+
+    Args:
+        option: that named it.
+        path: the file.
+        force: overwrite any file.
+        is_own: whether the lab made a file.
+
+    Raises:
+        ValueError: for a name that is none, a folder or a device, or a file that the lab did not
+            make, unless forced.
+    """
+    if not path.name:
+        raise ValueError(f"{option}={str(path)!r}: must name a file")
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option}={path}: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{option}={path}: is a folder, must be a file")
+    if stat.S_ISLNK(found.st_mode):  # which would be replaced, as /dev/stdout would be
+        raise ValueError(f"{option}={path}: is a link, must be a file; name what it leads to")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{option}={path}: is a device or a pipe, must be a file")
+    if not force and not is_own(path):
+        raise ValueError(
+            f"{option}={path}: is there, and the lab did not make it; choose another name, or "
+            "--force overwrites it"
+        )
 
 
 def describe_error(error: BaseException) -> str:

@@ -47,6 +47,17 @@ class HookPoint(nn.Module):
         self._fns: dict[tuple[bool, int], PositionalHook] = {}
         self._added = 0
 
+    def layer(self) -> int:
+        """Return the block of the point.
+
+        Raises:
+            ValueError: for a point outside the blocks.
+        """
+        parts = self.name.split(".")
+        if parts[0] != "blocks" or len(parts) < 2:
+            raise ValueError(f"{self.name}: is not a point of a block")
+        return int(parts[1])
+
     @property
     def active(self) -> bool:
         """Whether a hook is attached."""

@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(
     wanted: list[str] = [*config.getini("lawful"), *config.option.lawful]
     if not wanted:
         return
-    from lab.laws.laws import LAWS
+    from lab.laws.certification import LAWS
 
     settings = EFFORTS[config.option.lawful_effort]
     for text in wanted:

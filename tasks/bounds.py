@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import field
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from tasks.near_names import list_choices
 
@@ -12,9 +12,29 @@ MAX_SEQ_LEN = 2**20
 MAX_VOCAB_SIZE = 2**30
 
 
-def option(default: Any, help: str, shown: str | None = None) -> Any:
-    """Return a dataclass field with its help text and how the command line shows its default."""
-    return field(default=default, metadata={"help": help, "shown": shown})
+def option(default: Any, help: str, shown: str | None = None, **display: Any) -> Any:
+    """Return a dataclass field with its help text and how the command line shows its default.
+
+    Args:
+        default: the default; `dataclasses.MISSING` for a field that must be given.
+        help: of the option, in a line or two.
+        shown: the default in words, where that says more than its value.
+        display: what else `lab.cli.command.annotate` knows: flag, metavar, panel, argument, read.
+    """
+    return field(default=default, metadata={"help": help, "shown": shown, **display})
+
+
+def find_kind(hint: Any) -> Any:
+    """Return the type of a single value of an annotation: int, float, str, bool, or a Literal."""
+    if get_origin(hint) in (Union, UnionType):
+        members = [member for member in get_args(hint) if member is not NoneType]
+        return float if set(members) == {int, float} else members[0]
+    return hint
+
+
+def varies(hint: Any) -> bool:
+    """Whether an option takes several values: numbers and named choices do, other text does not."""
+    return find_kind(hint) in (int, float) or get_origin(find_kind(hint)) is Literal
 
 
 def check_range(

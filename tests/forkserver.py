@@ -7,9 +7,13 @@ with what it was first told to import: so all tests tell it the same.
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
+from analysis import ANALYSES
+
 IMPORTED = (
     "analysis.examination",
+    *ANALYSES.data.values(),
     "analysis.pages.comparison",
+    "lab.api.run",
     "lab.cli",
     "lab.huggingface.saving",
     "lab.training.experiment",

@@ -64,13 +64,9 @@ class BiasValues(Finding):
     """The biases by head.
 
     Attributes:
-        names: of the heads.
-        readings: of the heads' masks, by name.
-        role_names: the task's.
         bias_by_role: mean bias of a role's keys, nats; NaN for a role that does not occur.
         lightest: least weight, relative to the most favoured key's, that a bias leaves; in (0, 1].
-        layers: indices of the blocks with a mask.
-        gradients: by layer, ‖∂loss/∂θ‖ at these weights, as in `LearnedMask`.
+        gradients: by layer with a mask, ‖∂loss/∂θ‖ at these weights, as in `LearnedMask`.
         width: positions per mark of the figure.
         bias: mean bias by role and mark.
         spread: its standard deviation over rows of the batch and positions of the mark.
@@ -88,7 +84,6 @@ class BiasValues(Finding):
     role_names: tuple[str, ...]
     bias_by_role: Float[np.ndarray, "n roles"]
     lightest: tuple[float, ...]
-    layers: tuple[int, ...]
     gradients: tuple[float, ...]
     width: int
     bias: Float[np.ndarray, "n roles bins"] = figure_only()
@@ -153,7 +148,6 @@ def measure_biases(
             role_names=names,
             bias_by_role=total.sum(-1) / count.sum(-1),
             lightest=tuple(head.lightest for head in heads),
-            layers=tuple(layer.layer for layer in layers),
             gradients=tuple(mask.gradient for mask in read_masks(subject.model, batch)),
             width=width,
             bias=mean,
@@ -198,9 +192,7 @@ class MaskTrajectory(Finding):
     """The masks' values over training, by marks and bands of positions.
 
     Attributes:
-        names: of the heads.
         table: whether the values are entries of a table l, otherwise they are mean biases.
-        steps: of the run.
         by_band: mean value in each of `BANDS` equal bands of positions.
         width: positions per cell of the figure.
         values: mean value per cell.
@@ -258,10 +250,6 @@ class MaskHistory(Finding):
 
     Attributes:
         steps: at most `STEPS` of the run's, the first and the last among them.
-        layers: indices of the blocks with a mask.
-        n_heads: number of key heads, by layer.
-        readings: the mask's name, by layer.
-        tables: whether the mask learns a table of positions, by layer.
         gradients: ‖∂loss/∂θ‖ by step and layer, as in `LearnedMask`.
         drifts: ‖θ − θ₀‖ by step and layer; NaN if the mask has no parameters.
     """
@@ -274,9 +262,7 @@ class MaskHistory(Finding):
     )
     steps: Int[np.ndarray, " steps"]
     layers: tuple[int, ...]
-    n_heads: tuple[int, ...]
     readings: tuple[str, ...]
-    tables: tuple[bool, ...]
     gradients: Float[np.ndarray, "steps layers"]
     drifts: Float[np.ndarray, "steps layers"]
 
@@ -347,9 +333,7 @@ def measure_history(run: Run, batch: Batch) -> list[Finding]:
         MaskHistory(
             steps=steps,
             layers=tuple(layers),
-            n_heads=tuple(module.n_kv_heads for module in layers.values()),
             readings=tuple(map(name_mask, layers.values())),
-            tables=tuple(tables),
             gradients=gradients,
             drifts=np.where(learns, np.array(drifts), math.nan),
         )

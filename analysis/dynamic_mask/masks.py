@@ -49,10 +49,7 @@ class MaskedLayer:
     """A layer with a dynamic mask, and its tensors on a batch.
 
     Attributes:
-        layer: index of the block.
-        module: its attention.
-        q: queries, rotated to their positions.
-        k: keys, likewise.
+        q, k: queries and keys, rotated to their positions.
         bias: what the mask adds to the scores of each key, nats.
     """
 
@@ -204,11 +201,7 @@ class MaskedHead:
     """What the mask of one key head does; shares are of pairs of a query and an eligible key.
 
     Attributes:
-        layer: index of the block.
-        head: of keys and values.
         n_heads: number of key heads of the layer.
-        reading: the mask's name.
-        window: number of keys that a query keeps; None for all.
         lightest: the least weight, relative to the most favoured key's, that the bias leaves a key.
         kept: share of the eligible keys that are not masked, over all queries.
         kept_by_role: the same by the key's role; NaN for a role that no key has.
@@ -225,7 +218,6 @@ class MaskedHead:
     head: int
     n_heads: int
     reading: str
-    window: int | None
     lightest: float
     kept: float
     kept_by_role: Float[np.ndarray, " roles"]
@@ -309,7 +301,6 @@ def measure_heads(
                 head=head,
                 n_heads=len(lightest),
                 reading=name_mask(layer.module),
-                window=layer.module.window,
                 lightest=lightest[head],
                 kept=float(kept[head].sum() / eligible.sum()),
                 kept_by_role=by_role[head],

@@ -51,14 +51,10 @@ class Cause:
     """A cause of errors.
 
     Attributes:
-        name: one of `CAUSES`.
-        count: errors with this cause.
-        share: of all errors.
         interval: 95 % interval of the share over rows (`bound_share`).
         chance: the share among random answers, which are other targets of the batch; for masks,
             the share of errors where lifting them gives the value of a random pair. NaN for the
             last two causes, which depend only on the rank of the right value.
-        distance: median tokens from the stored value to the query; NaN where unknown.
     """
 
     name: str
@@ -66,7 +62,6 @@ class Cause:
     share: float
     interval: tuple[float, float]
     chance: float
-    distance: float
 
     def quote(self) -> str:
         """Return its share beside that of random answers, where they have one."""
@@ -79,12 +74,8 @@ class Ledger(Finding):
     """All errors at scored positions of some rows.
 
     Attributes:
-        rows: how many.
-        scored: scored positions in them.
-        wrong: how many of those are answered wrong.
         interval: 95 % interval over rows of the share that is wrong.
         causes: those that can be detected on this task and model, in the order of precedence.
-        pairs: whether the task says where keys and values are stored.
         neighbours: of answers that are another pair's value, the share from the pair stored next
             to the right one; NaN where there are none.
         neighbours_interval: its 95 % interval over rows.
@@ -94,12 +85,10 @@ class Ledger(Finding):
         rank: median rank of the right answer among the errors.
     """
 
-    rows: int
     scored: int
     wrong: int
     interval: tuple[float, float]
     causes: tuple[Cause, ...]
-    pairs: bool
     neighbours: float
     neighbours_interval: tuple[float, float]
     by_chance: float
@@ -163,13 +152,7 @@ class Example:
 
     Attributes:
         row: number of the row in the test split.
-        position: of the query.
-        token: the query's.
-        right: the right answer.
-        answered: the model's answer.
-        cause: its name, one of `CAUSES`.
         rank: of the right answer among all tokens, from 1; above 1, since the answer is wrong.
-        probability: that the model gives the right answer.
     """
 
     row: int
@@ -280,12 +263,10 @@ def attribute_errors(subject: Subject) -> tuple[Ledger, Examples]:
         missing |= dict.fromkeys((DECOY, MASKED, OTHER_PAIR), True)
     detectable = [name for name in CAUSES if not missing.get(name) and len(wrong)]
     ledger = Ledger(
-        rows=len(inputs),
         scored=len(everyone),
         wrong=len(wrong),
         interval=bound_share(~found.right.cpu().numpy(), everyone.rows, rng),
         causes=tuple(_count_cause(name, cause, wrong, rng) for name in detectable),
-        pairs=has_pairs(batch),
         neighbours=float(beside.mean()) if len(beside) else math.nan,
         neighbours_interval=bound_share(beside, wrong.rows[pairs[0] >= 0], rng)
         if len(beside)
@@ -319,14 +300,12 @@ def _count_cause(
 ) -> Cause:
     index = CAUSES.index(name)
     mine = cause[0] == index
-    distance = (wrong.positions - wrong.values)[mine & (wrong.values >= 0)]
     return Cause(
         name=name,
         count=int(mine.sum()),
         share=float(mine.mean()),
         interval=bound_share(mine, wrong.rows, rng),
         chance=math.nan if name in (OUTRANKED, UNKNOWN) else float((cause[1:] == index).mean()),
-        distance=float(np.median(distance)) if len(distance) else math.nan,
     )
 
 

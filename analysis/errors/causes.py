@@ -43,12 +43,7 @@ class Questions:
     """Scored positions, and where the row stores what they ask for.
 
     Attributes:
-        rows: row of the batch.
-        positions: in the row.
-        targets: the right answers.
-        pairs: index of the pair among the row's links; −1 where the task names none.
-        keys: position of the stored key; −1 likewise.
-        values: position of the stored value; −1 likewise.
+        pairs: index among the row's links; −1 where the task names none, as in keys and values.
     """
 
     rows: Int[np.ndarray, " w"]
@@ -189,8 +184,6 @@ class Reader:
     """The SSD head that weights right values most, relative to other pairs' values.
 
     Attributes:
-        layer: index of the block.
-        head: of its mixer.
         contrast: mean |M| from queries to their value, divided by mean |M| to another pair's value.
     """
 
@@ -210,20 +203,14 @@ def detect_masked(
         layer = layers[int(point.name.split(".")[1])]
         first = find_onsets(bias[:, :, 0], layer.window).cpu().numpy()
         for source in (questions.keys, questions.values):
-            hidden[:] |= is_hidden(first, questions, source)
+            since = first[questions.rows, :, np.maximum(source, 0)]
+            masked = (since <= questions.positions[:, None]).all(1)
+            hidden[:] |= masked & (source >= 0)
 
     if layers and has_pairs(batch):
         with model.hooks([(name_mask_points(layers), look)]):
             score(model, batch, "fp32")
     return hidden
-
-
-def is_hidden(
-    first: Int[np.ndarray, "b h t"], questions: Questions, sources: Int[np.ndarray, " w"]
-) -> Bool[np.ndarray, " w"]:
-    """Return whether a source is masked for the query in every head, by `masking.find_onsets`."""
-    since = first[questions.rows, :, np.maximum(sources, 0)]
-    return (since <= questions.positions[:, None]).all(1) & (sources >= 0)
 
 
 @torch.no_grad()

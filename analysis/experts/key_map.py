@@ -49,8 +49,6 @@ PAIRS, FEWEST_PAIRS = 2**20, 2**16
 """Co-occurrences that are counted at most, all layers together, and of each layer at least."""
 SHUFFLES = 19
 """Shuffles of all layers; a claim that beats the best of them is then wrong 1 time in 20."""
-TOP = 4
-"""Pairs that are named."""
 OFTEN = 5
 """Minimum number of tokens that choose a pair that is named."""
 SLIGHT = 0.01
@@ -101,28 +99,17 @@ class LoadMap(Finding):
     I(row; column) is taken over choices; it is 0 if the map is the product of its marginals.
 
     Attributes:
-        layer: index of the block.
-        kind: the layer's class.
-        tokens: how many choose.
-        per_token: choices of each token, all retrieval heads together.
-        row_share: of the choices, by row key.
-        column_share: likewise by column key.
-        used: experts that are chosen at least once.
         constant: whether every token chooses the same experts.
-        zero_keys: whether all keys are zero, so that all scores tie.
         looked_at: choices behind the numbers that follow, of a random sample of tokens.
         information: I(row; column), plug-in, nats.
         corrected: the same, Miller–Madow.
         null: 97.5 % quantile of the plug-in value if token ids exchange their columns.
         ids: different input tokens among those that are compared.
         most: the smaller of the entropies of row and column, nats, the largest possible value.
-        counts: choices of each expert.
     """
 
     layer: int
-    kind: str
     tokens: int
-    per_token: int
     row_share: Float[np.ndarray, " rows"]
     column_share: Float[np.ndarray, " columns"]
     used: int
@@ -258,9 +245,7 @@ def map_load(chosen: ExpertChoices, rng: np.random.Generator) -> LoadMap:
     title = f"Layer {chosen.layer} · {chosen.kind} · load on the grid of {grid}"
     return LoadMap(
         layer=chosen.layer,
-        kind=chosen.kind,
         tokens=len(every),
-        per_token=per_token,
         row_share=distributions.compute_shares(counts.sum(1)),
         column_share=distributions.compute_shares(counts.sum(0)),
         used=int((counts > 0).sum()),
@@ -298,8 +283,6 @@ class ExpertPairs:
     """The pairs of different experts that at least one token chooses together.
 
     Attributes:
-        first: the lower expert of each pair.
-        second: the higher one.
         both: tokens that choose both, ≥ 1.
         expected: how many would if the two were independent, n_e n_f / n.
         pmi: pointwise mutual information log(both/expected), nats: 0 for independent experts.
@@ -369,39 +352,30 @@ def find_coalition(pairs: ExpertPairs) -> Int[np.ndarray, " members"]:
     Returns:
         its members, ascending; empty where no pair overlaps so much.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     edges = pairs.overlap >= BOUND
     ends = np.stack([pairs.first[edges], pairs.second[edges]])
     members, places = np.unique(ends, return_inverse=True)
     if not len(members):
         return members
-    a, b = places.reshape(2, -1)
-    label = np.arange(len(members))
-    while True:
-        lower = label.copy()
-        np.minimum.at(lower, a, label[b])
-        np.minimum.at(lower, b, label[a])
-        if (lower == label).all():
-            return members[label == np.bincount(label).argmax()]
-        label = lower
+    graph = coo_array((np.ones(places.size // 2), places.reshape(2, -1)), (len(members),) * 2)
+    label = connected_components(graph, directed=False)[1]
+    return members[label == np.bincount(label).argmax()]
 
 
 @dataclass(frozen=True)
 class TopPair:
-    """Two experts that are often chosen by the same token, as (row, column) each.
+    """Two experts that are often chosen by the same token, by their places (row, column).
 
-    Attributes:
-        first: an expert's place on the grid.
-        second: the other's.
-        both: tokens that choose both.
-        expected: how many would if the two were independent.
-        pmi: log(both/expected), nats.
+    `both` tokens choose both, `expected` would if the two were independent.
     """
 
     first: tuple[int, int]
     second: tuple[int, int]
     both: int
     expected: float
-    pmi: float
 
 
 @dataclass(frozen=True)
@@ -409,10 +383,6 @@ class LayerPairs:
     """The pairs of experts that a layer's tokens choose together.
 
     Attributes:
-        layer: index of the block.
-        tokens: a random sample on which pairs are counted.
-        distinct: how many different pairs occur.
-        possible: how many pairs the chosen experts could form.
         mean_pmi: over co-occurrences, nats; NaN without pairs. Independent choices are near
             log(1 − 1/s), not 0, since the s choices of a token compete.
         initial: the same before training; None if unknown.
@@ -420,22 +390,20 @@ class LayerPairs:
         aligned: share of co-occurrences with the row key or the column key in common.
         aligned_null: its mean over shuffles.
         coalition: experts of the largest set that is bound together (`find_coalition`).
-        top: the pairs that exceed independence most, by both · pmi.
+        top: the pair that exceeds independence most, by both · pmi; None if there is none.
         heights: share of co-occurrences in each bin of PMI (`EDGES`).
         null_heights: their means over shuffles.
     """
 
     layer: int
-    tokens: int
     distinct: int
-    possible: int
     mean_pmi: float
     initial: float | None
     null: Float[np.ndarray, " shuffles"]
     aligned: float
     aligned_null: float
     coalition: Int[np.ndarray, " members"]
-    top: tuple[TopPair, ...]
+    top: TopPair | None
     heights: Float[np.ndarray, " bins"]
     null_heights: Float[np.ndarray, " bins"]
 
@@ -464,9 +432,7 @@ def measure_pairs(
     chance = [count_pairs(shuffle_choices(experts, ids, rng)) for _ in range(SHUFFLES)]
     return LayerPairs(
         layer=chosen.layer,
-        tokens=len(experts),
         distinct=len(pairs.both),
-        possible=math.comb(len(np.unique(experts)), 2),
         mean_pmi=pairs.mean_pmi,
         initial=before,
         null=np.array([one.mean_pmi for one in chance]),
@@ -479,28 +445,18 @@ def measure_pairs(
     )
 
 
-def _find_top(pairs: ExpertPairs, columns: int) -> tuple[TopPair, ...]:
-    often = np.flatnonzero((pairs.both >= OFTEN) & (pairs.pmi > 0))
-    excess = (pairs.both * pairs.pmi)[often]
-    return tuple(
-        TopPair(
-            first=divmod(int(pairs.first[i]), columns),
-            second=divmod(int(pairs.second[i]), columns),
-            both=int(pairs.both[i]),
-            expected=float(pairs.expected[i]),
-            pmi=float(pairs.pmi[i]),
-        )
-        for i in often[np.argsort(-excess, kind="stable")[:TOP]]
-    )
+def _find_top(pairs: ExpertPairs, columns: int) -> TopPair | None:
+    excess = np.where(pairs.both >= OFTEN, pairs.both * pairs.pmi, 0.0)
+    i = int(excess.argmax()) if excess.size else 0
+    if not excess.any() or excess[i] <= 0:
+        return None
+    first, second = (divmod(int(of[i]), columns) for of in (pairs.first, pairs.second))
+    return TopPair(first, second, int(pairs.both[i]), float(pairs.expected[i]))
 
 
 @dataclass(frozen=True)
 class CoActivation(Finding):
-    """Which experts are chosen by the same token, in every layer.
-
-    Attributes:
-        layers: one entry for each layer with experts.
-    """
+    """Which experts are chosen by the same token, in every layer."""
 
     layers: tuple[LayerPairs, ...]
 
@@ -546,8 +502,8 @@ class CoActivation(Finding):
         for one in thin([layer for layer in self.layers if layer.distinct], TABLED):
             before = "–" if one.initial is None else f"{one.initial:.3f}"
             aligned = f"{percent(one.aligned)} ({percent(one.aligned_null)})"
-            pair = "–"
-            for top in one.top[:1]:
+            pair, top = "–", one.top
+            if top is not None:
                 pair = f"{top.first} and {top.second}, {top.both:,} ({top.expected:,.0f})"
             mean = f"{one.mean_pmi:.3f} ({one.null.max():.3f}; {before})"
             rows.append((str(one.layer), mean, aligned, str(len(one.coalition)), pair))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -55,7 +54,6 @@ class AnswerChange:
         loss: change of the loss, nats; above 0 if the experts were needed.
         loss_interval: its ends; NaN for a single row.
         accuracy: change of the accuracy, a share; below 0 if the experts were needed.
-        accuracy_interval: likewise.
     """
 
     loss: float
@@ -128,7 +126,6 @@ class Deletion:
         twin: whether the expert is a placebo, chosen about as often as one of the most loaded.
         choices: its share of the layer's choices.
         load: its share of Σ |w|.
-        change: of the answers.
     """
 
     place: tuple[int, int]
@@ -143,8 +140,6 @@ class RoleDeletion:
     """Deletions at the tokens of one role alone.
 
     Attributes:
-        role: its name.
-        tokens: how many there are.
         everything: the change if all of the layer's experts are deleted there.
         one: the change if its most loaded expert is deleted there.
     """
@@ -160,10 +155,6 @@ class LayerKnockout(Finding):
     """A layer without some of its experts, and without any.
 
     Attributes:
-        layer: index of the block.
-        kind: the layer's class.
-        n_experts: rows of its tables.
-        rows: of the batch on which this was measured.
         scored: positions behind each mean.
         loss: with all experts, nats.
         accuracy: with all experts.
@@ -177,7 +168,6 @@ class LayerKnockout(Finding):
     """
 
     layer: int
-    kind: str
     n_experts: int
     rows: int
     scored: int
@@ -287,10 +277,8 @@ def knock_out_layer(
             every = measure_changes(site, everywhere & at, rng)[""]
             one = measure_changes(site, (site.indices == loaded[0]) & at, rng)[""]
             by_role.append(RoleDeletion(role, int(at.sum()), every, one))
-    kind = type(site.module).__name__
     return LayerKnockout(
         layer=site.layer,
-        kind=kind,
         n_experts=site.n_experts,
         rows=len(site.indices),
         scored=len(site.whole.losses),
@@ -302,7 +290,7 @@ def knock_out_layer(
         by_role=tuple(by_role),
         unused=int((site.counts == 0).sum()),
         unused_change=site.measure_unused(),
-        title=f"Layer {site.layer} · {kind} · loss without one expert",
+        title=f"Layer {site.layer} · {type(site.module).__name__} · loss without one expert",
     )
 
 
@@ -320,11 +308,7 @@ def draw_twins(site: Site, loaded: list[int], rng: np.random.Generator) -> list[
 
 @dataclass(frozen=True)
 class RoleEffects(Finding):
-    """Which tokens need the experts: `LayerKnockout.by_role` of all layers that were measured.
-
-    Attributes:
-        layers: those layers.
-    """
+    """Which tokens need the experts: `LayerKnockout.by_role` of all layers that were measured."""
 
     layers: tuple[LayerKnockout, ...]
 
@@ -367,16 +351,11 @@ class RoleEffects(Finding):
         return pairs(names, Pairs(dots, axis, levels={"": 0}))
 
 
-class KnockoutPlan(NamedTuple):
-    """What is measured: which blocks, how many experts of each kind, and how many rows."""
-
-    layers: tuple[int, ...]
-    n_experts: int
-    rows: int
-
-
-def plan_knockout(subject: Subject) -> KnockoutPlan:
+def plan_knockout(subject: Subject) -> tuple[tuple[int, ...], int, int]:
     """Return the first of `PLANS` that is cheap enough for this model and rows, or the last.
+
+    Returns:
+        which blocks, how many experts of each kind, and how many rows are measured.
 
     Raises:
         NotApplicableError: for a model without product-key experts.
@@ -384,16 +363,16 @@ def plan_knockout(subject: Subject) -> KnockoutPlan:
     blocks, seq_len = len(subject.model.blocks), subject.task.seq_len
     layers = list(find_retrieval_layers(subject.model))
     full = count_rows(TOKENS, seq_len, fewest=FEWEST_ROWS, most=len(subject.batch.inputs))
-    plans = []
+    plan = (), 0, 0
     for most_layers, n_experts, share in PLANS:
         tried = tuple(thin(layers, most_layers))
         rows = min(full, max(FEWEST_ROWS, round(share * full)))
         runs = 2 * n_experts + 1 + 2 * len(subject.task.role_names)
         again = sum(blocks - 1 - layer for layer in tried)
-        plans.append(KnockoutPlan(tried, n_experts, rows))
+        plan = tried, n_experts, rows
         if rows * seq_len * (seq_len + 1024) * again * runs <= WORK:
             break
-    return plans[-1]
+    return plan
 
 
 def measure(subject: Subject) -> list[LayerKnockout | RoleEffects | HeldAnswers]:
@@ -405,18 +384,15 @@ def measure(subject: Subject) -> list[LayerKnockout | RoleEffects | HeldAnswers]
     Raises:
         NotApplicableError: for a model without product-key experts.
     """
-    plan, names = plan_knockout(subject), subject.task.role_names
-    rows, rng = subject.batch[: plan.rows], np.random.default_rng(subject.seed)
-    sites = build_sites(subject.model, rows, plan.layers)
-    layers = tuple(knock_out_layer(site, names, rng, plan.n_experts) for site in sites)
-    most = max(layers, key=lambda found: found.everything.loss).layer
-    held = measure_held_answers(subject.model, rows, most, rng, count_affordable(subject, most))
+    (tried, n_experts, count), names = plan_knockout(subject), subject.task.role_names
+    rows, rng = subject.batch[:count], np.random.default_rng(subject.seed)
+    sites = build_sites(subject.model, rows, tried)
+    layers = tuple(knock_out_layer(site, names, rng, n_experts) for site in sites)
+    best = int(np.argmax([found.everything.loss for found in layers]))
+    # The search for an answer's holder takes several reruns.
+    seq_len, again = subject.task.seq_len, max(1, len(subject.model.blocks) - 1 - tried[best])
+    affordable = int(WORK // (SHORTLIST * seq_len * (seq_len + 1024) * again))
+    affordable = min(MOST_ANSWERS, max(FEWEST_ANSWERS, affordable))
+    held = measure_held_answers(sites[best], rng, affordable)
     by_role = [RoleEffects(layers)] if (rows.roles != rows.roles[0, 0]).any() else []
     return [*layers, *by_role, held]
-
-
-def count_affordable(subject: Subject, layer: int) -> int:
-    """Count the answers of a layer whose holders can be searched: each takes several reruns."""
-    seq_len, again = subject.task.seq_len, len(subject.model.blocks) - 1 - layer
-    each = SHORTLIST * seq_len * (seq_len + 1024) * max(again, 1)
-    return int(min(MOST_ANSWERS, max(FEWEST_ANSWERS, WORK // each)))

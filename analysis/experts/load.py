@@ -67,9 +67,6 @@ class ExpertChoices:
     """What the tokens of a batch choose in one layer.
 
     Attributes:
-        layer: index of the block.
-        kind: the layer's class.
-        n_experts: how many there are.
         indices: int32, of the chosen experts; distinct for each head and token. A routed mixture
             counts as one head.
         weights: factors of the experts' outputs, any sign.
@@ -77,7 +74,6 @@ class ExpertChoices:
             experts' scores for this token and head (of log p for a router), ≥ 0; NaN where k is
             all experts.
         tied: whether the two are equal up to rounding, so that the order of storage decides.
-        ids: of the tokens.
         shape: row keys and column keys, if experts have any; expert = row · columns + column.
         zero_keys: whether all of these are zero, so that all scores tie.
     """
@@ -190,34 +186,26 @@ class Spread:
     """How a load is spread over a layer's N experts.
 
     Attributes:
-        used: share of the experts with any load, in [0, 1].
         effective: e^H, the number of equally loaded experts with the same entropy, 1 … N.
-        kl: KL(load ‖ uniform), nats, 0 … log N.
-        gini: 0 (uniform) … 1 − 1/N (one expert).
-        covering: the fewest experts that hold 50, 90 and 99 % of the load.
+        covering: the fewest experts that hold 90 % of the load.
         top: share held by the h k most loaded experts, as many as one token chooses.
     """
 
     used: float
     effective: float
-    kl: float
     gini: float
-    covering: tuple[float, ...]
+    covering: float
     top: float
 
 
 def measure_spread(counts: Real[np.ndarray, " e"], size: int) -> Spread:
-    """Measure how a load ≥ 0 is spread; NaN where there is none.
-
-    A token chooses `size` experts.
-    """
+    """Measure how a load > 0 is spread, if a token chooses `size` experts."""
     p = distributions.compute_shares(counts)
     return Spread(
         used=float((counts > 0).mean()),
         effective=float(distributions.effective_number(p)),
-        kl=float(distributions.kl_to_uniform(p)),
         gini=float(distributions.gini(p)),
-        covering=tuple(float(distributions.coverage(p, share)) for share in (0.5, 0.9, 0.99)),
+        covering=float(distributions.coverage(p, 0.9)),
         top=float(np.sort(p)[-size:].sum()),
     )
 
@@ -235,12 +223,8 @@ def draw_uniform(
         counts[0] += counts.sum() == 0
         spreads.append(measure_spread(counts, size))
         curves.append(rank_loads(counts))
-    means = {
-        name: float(np.mean([getattr(spread, name) for spread in spreads]))
-        for name in ("effective", "kl", "gini", "top")
-    }
-    covering = tuple(np.mean([spread.covering for spread in spreads], axis=0).tolist())
-    mean = Spread(used=1 - (1 - k / total) ** (tokens * heads), covering=covering, **means)
+    means = np.mean([list(vars(spread).values()) for spread in spreads], axis=0).tolist()
+    mean = Spread(1 - (1 - k / total) ** (tokens * heads), *means[1:])
     return mean, np.quantile(curves, [0.025, 0.975], axis=0).T
 
 
@@ -252,8 +236,10 @@ def bound_standing(total: int, heads: int, k: int, tokens: int, seed: int) -> tu
 
     since an expert that is chosen serves one token for certain, the others with probability q.
     """
+    from scipy.stats import binom
+
     q, fewest = 1 - (1 - k / total) ** heads, count_fewest(tokens)
-    mean = _binomial_tail(tokens - 1, q, fewest - 1)
+    mean = float(binom.sf(fewest - 2, tokens - 1, q))
     # By Markov's inequality no draw has a standing expert, so there is no need to draw.
     if mean * tokens * q * total < 1e-6 * fewest:
         return mean, 0.0
@@ -269,15 +255,6 @@ def count_fewest(tokens: int) -> int:
     return math.ceil(STANDING * tokens - 1e-9)
 
 
-def _binomial_tail(n: int, q: float, fewest: int) -> float:
-    """Return P(B ≥ fewest) for B ~ Binomial(n, q)."""
-    if q >= 1 or fewest <= 0:
-        return 1.0
-    of = np.arange(fewest, n + 1)
-    ways = [math.lgamma(n + 1) - math.lgamma(s + 1) - math.lgamma(n - s + 1) for s in of.tolist()]
-    return min(1.0, float(np.exp(ways + of * math.log(q) + (n - of) * math.log1p(-q)).sum()))
-
-
 def choose_ranks(total: int) -> Int[np.ndarray, " r"]:
     """Choose the ranks of a curve, from 1, evenly spaced in the logarithm."""
     return np.unique(np.geomspace(1, total, MOST_RANKS).round().astype(np.int64))
@@ -290,11 +267,10 @@ def rank_loads(counts: Real[np.ndarray, " e"]) -> Float[np.ndarray, " r"]:
 
 def expect_overlap(total: int, k: int) -> float:
     """Return the mean Jaccard index of two random sets of k; their overlap is hypergeometric."""
-    mean, ways = 0.0, math.comb(total, k)
-    for both in range(max(0, 2 * k - total), k + 1):
-        chance = math.comb(k, both) * math.comb(total - k, k - both) / ways
-        mean += chance * both / (2 * k - both)
-    return mean
+    from scipy.stats import hypergeom
+
+    both = np.arange(max(0, 2 * k - total), k + 1)
+    return float((hypergeom.pmf(both, total, k, k) * both / (2 * k - both)).sum())
 
 
 @dataclass(frozen=True)
@@ -302,17 +278,12 @@ class Load:
     """How one layer's experts are used.
 
     Attributes:
-        layer: index of the block.
-        kind: its class.
         n_experts: N.
         n_heads: h; 1 for a router.
         k: distinct experts per head.
-        tokens: n, how many chose.
-        choices: the spread when every choice counts alike.
-        weighted: the spread when choices count by |weight|; NaN where all weights are zero.
-        uniform: of choices under the null, mean over draws; `used` is exact.
-        standing: number of experts that at least 90 % of the tokens choose, in any head.
-        standing_share: share of the choices that they hold.
+        uniform: the same under the null, mean over draws; `used` is exact.
+        standing_share: share of the choices on experts that at least 90 % of the tokens choose, in
+            any head.
         standing_uniform, twice_uniform, overlap_uniform: exact means under the null.
         standing_chance: maximum of `standing_share` in a thousand draws of the null.
         twice: share of a token's h k choices that repeat another head's; NaN for one head.
@@ -326,15 +297,11 @@ class Load:
     """
 
     layer: int
-    kind: str
     n_experts: int
     n_heads: int
     k: int
-    tokens: int
     choices: Spread
-    weighted: Spread
     uniform: Spread
-    standing: int
     standing_share: float
     standing_uniform: float
     standing_chance: float
@@ -380,15 +347,11 @@ def measure_load(chosen: ExpertChoices, seed: int) -> Load:
     margins = chosen.margins[~np.isnan(chosen.margins)]
     return Load(
         layer=chosen.layer,
-        kind=chosen.kind,
         n_experts=total,
         n_heads=heads,
         k=k,
-        tokens=tokens,
         choices=measure_spread(counts, size),
-        weighted=measure_spread(weighted, size),
         uniform=uniform,
-        standing=int(standing.sum()),
         standing_share=float(counts[standing].sum() / counts.sum()),
         standing_uniform=by_chance,
         standing_chance=most,
@@ -421,11 +384,7 @@ def _measure_overlap(indices: Int[np.ndarray, "n h k"], rng: np.random.Generator
 
 @dataclass(frozen=True)
 class LoadByRank(Finding):
-    """The load of every layer's experts, by rank.
-
-    Attributes:
-        layers: those that choose among experts.
-    """
+    """The load of every layer's experts, by rank."""
 
     layers: tuple[Load, ...]
 
@@ -467,7 +426,7 @@ class LoadByRank(Finding):
                     f"{one.n_experts:,}",
                     f"{format_count(own.effective)} ({format_count(uniform.effective)})",
                     f"{percent(own.used)} ({percent(uniform.used)})",
-                    f"{own.covering[1]:,.0f} ({format_count(uniform.covering[1])})",
+                    f"{own.covering:,.0f} ({format_count(uniform.covering)})",
                     f"{own.gini:.2f} ({uniform.gini:.2f})",
                 )
                 for one in thin(self.layers, TABLED)
@@ -516,24 +475,13 @@ def format_count(count: float) -> str:
 
 @dataclass(frozen=True)
 class LoadComparison(Finding):
-    """A few shares of every layer, next to what they are under uniform random choice.
+    """A few shares of every layer's load, next to what they are under uniform random choice.
 
     Attributes:
-        names: of the shares.
-        layers: index of each layer's block.
-        shares: in [0, 1]; NaN where a layer has no such share.
-        uniform: the same under random choice.
-        stands_out: whether standing experts hold more of a layer than random choice gives them.
-        margins: median margin between the k-th and the next score, in standard deviations of all
-            experts' scores; NaN where k is all experts.
+        loads: as in `LoadByRank`, where they are recorded.
     """
 
-    names: tuple[str, ...]
-    layers: Int[np.ndarray, " layers"]
-    shares: Float[np.ndarray, "names layers"]
-    uniform: Float[np.ndarray, "names layers"]
-    stands_out: Bool[np.ndarray, " layers"]
-    margins: Float[np.ndarray, " layers"]
+    loads: tuple[Load, ...] = figure_only()
 
     title = "How far the choice of experts is from random, layer by layer"
     reading = (
@@ -548,52 +496,56 @@ class LoadComparison(Finding):
     @property
     def says(self) -> str:
         """How much of a layer's choices standing experts hold, beyond chance or not."""
-        standing, uniform = self.shares[2], self.uniform[2]
-        worst = int((standing - uniform + self.stands_out).argmax())
-        verdict = "more than" if self.stands_out[worst] else "no more than"
+        worst = max(
+            self.loads,
+            key=lambda one: one.standing_share - one.standing_uniform + one.stands_out,
+        )
+        verdict = "more than" if worst.stands_out else "no more than"
         return (
-            f"Standing experts hold {percent(standing[worst])} of layer {self.layers[worst]}'s "
-            f"choices, {verdict} chance can give (random choice: {percent(uniform[worst])})."
+            f"Standing experts hold {percent(worst.standing_share)} of layer {worst.layer}'s "
+            f"choices, {verdict} chance can give (random choice: "
+            f"{percent(worst.standing_uniform)})."
         )
 
     def numbers(self) -> Table:
         """Return ties and leads of each layer."""
         rows = (
-            (str(layer), percent(tied), "–" if math.isnan(lead) else f"{lead:.2g}")
-            for layer, tied, lead in zip(self.layers, self.shares[-1], self.margins, strict=True)
+            (str(one.layer), percent(one.tied), "–" if math.isnan(lead) else f"{lead:.2g}")
+            for one in thin(self.loads, TABLED)
+            for lead in [one.margin]
         )
         columns = "layer", "choices decided by a tie", "lead of the last expert chosen"
-        return Table(columns, tuple(thin(list(rows), TABLED)))
+        return Table(columns, tuple(rows))
 
     def figure(self) -> go.Figure:
         """Draw each share of a few layers as a dot, and of random choice beside it."""
-        kept = [i for i in range(len(self.names)) if not np.isnan(self.shares[i]).all()]
+        names = (
+            "experts used",
+            "load on a token's worth of experts",
+            "load on standing experts",
+            "choices repeated by another head",
+            "overlap of two heads",
+            "choices decided by a tie",
+        )
+        table = np.array(
+            [
+                [
+                    (one.choices.used, one.uniform.used),
+                    (one.choices.top, one.uniform.top),
+                    (one.standing_share, one.standing_uniform),
+                    (one.twice, one.twice_uniform),
+                    (one.overlap, one.overlap_uniform),
+                    (one.tied, 0.0),
+                ]
+                for one in thin(self.loads, NAMED)
+            ]
+        )
+        kept = [i for i in range(len(names)) if not np.isnan(table[:, i, 0]).all()]
         dots = []
-        for i in thin(range(len(self.layers)), NAMED):
-            dots.append(Dots(f"layer {self.layers[i]}", self.shares[kept, i]))
-            dots.append(Dots("random choice", self.uniform[kept, i], look="chance"))
-        return pairs([fill(self.names[i], 24) for i in kept], Pairs(dots, Axis("share", "share")))
-
-
-def compare_loads(loads: Sequence[Load]) -> LoadComparison:
-    """Compare shares of each layer's load with those of random choice."""
-    rows = {
-        "experts used": [(one.choices.used, one.uniform.used) for one in loads],
-        "load on a token's worth of experts": [(one.choices.top, one.uniform.top) for one in loads],
-        "load on standing experts": [(one.standing_share, one.standing_uniform) for one in loads],
-        "choices repeated by another head": [(one.twice, one.twice_uniform) for one in loads],
-        "overlap of two heads": [(one.overlap, one.overlap_uniform) for one in loads],
-        "choices decided by a tie": [(one.tied, 0.0) for one in loads],
-    }
-    table = np.array(list(rows.values()), dtype=np.float64)
-    return LoadComparison(
-        names=tuple(rows),
-        layers=np.array([one.layer for one in loads]),
-        shares=table[..., 0],
-        uniform=table[..., 1],
-        stands_out=np.array([one.stands_out for one in loads]),
-        margins=np.array([one.margin for one in loads]),
-    )
+        for one, shares in zip(thin(self.loads, NAMED), table, strict=True):
+            dots.append(Dots(f"layer {one.layer}", shares[kept, 0]))
+            dots.append(Dots("random choice", shares[kept, 1], look="chance"))
+        return pairs([fill(names[i], 24) for i in kept], Pairs(dots, Axis("share", "share")))
 
 
 def measure(subject: Subject) -> list[LoadByRank | LoadComparison]:
@@ -604,4 +556,4 @@ def measure(subject: Subject) -> list[LoadByRank | LoadComparison]:
     """
     chosen = record_choices(subject.model, subject.batch)
     loads = tuple(measure_load(layer, subject.seed) for layer in chosen)
-    return [LoadByRank(loads), compare_loads(loads)]
+    return [LoadByRank(loads), LoadComparison(loads)]

@@ -32,26 +32,19 @@ class LayerPreference:
     """What the choices of one layer reveal about roles; information in nats.
 
     Attributes:
-        layer: index of the block.
-        kind: its class.
         information: I(expert; role) of one of a token's choices, plug-in, ≥ 0.
-        corrected: the same with the correction of Miller and Madow, for independent choices.
         shuffled: mean of the plug-in value under shuffled roles.
-        experts: those that reveal most, in descending order.
-        told: p(e) KL(p(role | e) ‖ p(role)) of each, nats; these add up to `information` over
-            all experts.
-        load: p(e), its share of the choices.
+        experts: those that reveal most, by p(e) KL(p(role | e) ‖ p(role)), in descending order;
+            over all experts these add up to `information`.
+        load: p(e), each one's share of the choices.
         shares: p(role | e), in the order of the task's roles.
         null: the plug-in value of each shuffle; all layers have the same shuffles.
     """
 
     layer: int
-    kind: str
     information: float
-    corrected: float
     shuffled: float
     experts: Int[np.ndarray, " e"]
-    told: Float[np.ndarray, " e"]
     load: Float[np.ndarray, " e"]
     shares: Float[np.ndarray, "e roles"] = figure_only()
     null: Float[np.ndarray, " rounds"] = figure_only()
@@ -71,12 +64,10 @@ class RolePreferences(Finding):
     """What the choices of all layers reveal about roles.
 
     Attributes:
-        role_names: the task's.
         roles: share of the tokens of each role.
         uncertainty: H(role), nats, the largest possible information.
         p_value: of the layer that reveals most, ≥ 0.01: how often any layer is as far beyond its
             mean (`beyond`) under shuffled roles.
-        layers: one entry for each layer that chooses among experts.
     """
 
     role_names: tuple[str, ...]
@@ -202,12 +193,9 @@ def measure_layer(
     first = np.argsort(-told, kind="stable")[:shown]
     return LayerPreference(
         layer=chosen.layer,
-        kind=chosen.kind,
         information=distributions.mutual_information(counts),
-        corrected=distributions.miller_madow(counts),
         shuffled=float(shuffled.mean()),
         experts=known[first].astype(np.int64),
-        told=told[first],
         load=load[first],
         shares=shares[first],
         null=shuffled,

@@ -31,7 +31,7 @@ from lab.layers.retrieval import RetrievedExperts
 from lab.models import LanguageModel
 from lab.models.evaluation import tell_oracle_masks
 from lab.ops.experts import expert_scores, expert_sum
-from tasks.base import IGNORE, Batch
+from tasks.base import Batch
 
 SHORTLIST = 4
 """Experts that a row tries for each of its scored positions, by default."""
@@ -43,8 +43,8 @@ PART = 0.5
 """The effect of the holder is at least this share of the effect of all the layer's experts."""
 FEW = 0.01
 """Single experts must hold more than this share of the answers for certain, as some are luck."""
-TOP, TABLED = 8, 4
-"""Experts that are recorded, and that the table names."""
+TOP = 4
+"""Experts that are named."""
 NAMED = 4
 """Answers of an expert that are named."""
 FLOOR = 1e-4
@@ -63,10 +63,6 @@ class Site:
     """A layer with product-key experts, and its activations on a batch.
 
     Attributes:
-        model: the model.
-        batch: its rows.
-        layer: index of the block.
-        module: the layer.
         indices: of the experts chosen.
         weights: the factor of each one's `up`.
         before: the residual stream that the layer's norm reads.
@@ -192,14 +188,9 @@ def build_sites(
 
     Raises:
         NotApplicableError: for a model without such a layer.
-        ValueError: for a block without such experts.
     """
     modules = find_retrieval_layers(model)
-    layers = sorted(modules if layers is None else set(layers))
-    for layer in layers:
-        if layer not in modules:
-            known = ", ".join(map(str, modules))
-            raise ValueError(f"{layer=}: has no product-key experts; known: {known}")
+    layers = sorted(modules if layers is None else layers)
     cache: dict[str, Tensor] = {}
 
     def keep(tensor: Tensor, point: HookPoint) -> None:
@@ -224,14 +215,10 @@ class Holding:
     """Which expert each scored position depends on most.
 
     Attributes:
-        rows: of the batch.
-        positions: in the row.
         experts: whose deletion raises the loss most; −1 where no deletion that was tried raises it.
         effects: by how much, nats, ≥ 0.
         seconds: by how much the runner-up raises it.
         worth: by how much deleting all of the layer's experts raises it, nats, any sign.
-        right: whether the answer is right with all experts.
-        tried: how many experts were deleted for each.
     """
 
     rows: Int[np.ndarray, " q"]
@@ -241,7 +228,6 @@ class Holding:
     seconds: Float[np.ndarray, " q"]
     worth: Float[np.ndarray, " q"]
     right: Bool[np.ndarray, " q"]
-    tried: Int[np.ndarray, " q"]
 
     @property
     def held(self) -> Bool[np.ndarray, " q"]:
@@ -250,27 +236,12 @@ class Holding:
         return self.right & (self.effects >= HALVED) & leads
 
 
-def find_holders(
-    model: LanguageModel, batch: Batch, layer: int, *, shortlist: int | None = SHORTLIST
-) -> Holding:
+def find_holders(site: Site) -> Holding:
     """Find the expert whose deletion from its row raises the loss of each scored position most.
 
     Every effect is measured by a rerun without the expert; only the shortlist is to first order.
-
-    Args:
-        model: a language model.
-        batch: rows, of any task.
-        layer: index of a block with product-key experts.
-        shortlist: how many experts a row tries for each of its scored positions; None: all.
-
-    Raises:
-        NotApplicableError: for a model without such experts.
-        ValueError: for a layer that has none, or a shortlist below 1.
     """
-    if shortlist is not None and shortlist < 1:
-        raise ValueError(f"{shortlist=}: must be ≥ 1, or None for all")
-    site = build_sites(model, batch, [layer])[0]
-    row_of, expert_of = choose_candidates(site, shortlist)
+    row_of, expert_of = choose_candidates(site)
     best = torch.zeros_like(site.whole.losses)
     second, holder = best.clone(), torch.full_like(site.clean.rows, -1)
     for expert in expert_of.unique():
@@ -282,25 +253,21 @@ def find_holders(
         second = torch.where(leads, best, torch.maximum(second, change))
         best, holder = torch.where(leads, change, best), torch.where(leads, expert, holder)
     everything = site.delete(torch.ones_like(site.indices, dtype=torch.bool))
-    tried = torch.bincount(row_of, minlength=len(site.indices))[site.clean.rows]
     worth = everything.losses - site.whole.losses
     where = site.clean.rows, site.clean.positions
-    parts = *where, holder, best, second, worth, site.whole.right, tried
+    parts = *where, holder, best, second, worth, site.whole.right
     return Holding(*(part.cpu().numpy() for part in parts))
 
 
-def choose_candidates(
-    site: Site, shortlist: int | None
-) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+def choose_candidates(site: Site) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
     """Return the rows and experts to try: in each row the experts of largest attribution."""
-    harm = site.indices if shortlist is None else site.attribute().double()
+    harm = site.attribute().double()
     answers = torch.bincount(site.clean.rows, minlength=len(site.indices)).tolist()
     rows, experts = [], []
     for row, chosen in enumerate(site.indices.flatten(1)):
         kept, place = chosen.unique(return_inverse=True)
-        if shortlist is not None:
-            total = harm.new_zeros(len(kept)).index_add_(0, place, harm[row].flatten())
-            kept = kept[total.topk(min(len(kept), shortlist * answers[row])).indices]
+        total = harm.new_zeros(len(kept)).index_add_(0, place, harm[row].flatten())
+        kept = kept[total.topk(min(len(kept), SHORTLIST * answers[row])).indices]
         rows.append(torch.full_like(kept, row))
         experts.append(kept)
     return torch.cat(rows), torch.cat(experts)
@@ -312,15 +279,17 @@ class Holder:
 
     Attributes:
         place: its row and column key.
-        answers: scored positions that it holds.
-        effect: median rise of their losses without the expert, nats.
-        targets: the tokens of the answers, most frequent first, and how often each occurs.
+        targets: the most frequent tokens of the answers, and how often each occurs.
     """
 
     place: tuple[int, int]
     answers: int
-    effect: float
     targets: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{token} × {times}" for token, times in self.targets)
+        complete = self.answers == sum(times for _, times in self.targets)
+        return f"{self.answers:,}: {named}{'' if complete else ', …'}"
 
 
 @dataclass(frozen=True)
@@ -328,30 +297,23 @@ class HeldAnswers(Finding):
     """Which expert of a layer holds which answer.
 
     Attributes:
-        layer: index of the block.
-        kind: the layer's class.
-        rows: of the batch on which this was measured.
         asked: how many scored positions were measured, drawn at random.
         held: how many of these one expert holds (`Holding.held`).
         halved: how many are half as likely, or less, without the expert that matters most.
         rivals: how many are half as likely, or less, without the runner-up.
         lost: how many are half as likely, or less, without all of the layer's experts.
         effect: median and 90 % quantile of the rise of the loss without one expert, nats.
-        holders: how many experts hold any.
         kind_of: what makes two answers the same: a fact, if the task links facts, else a token.
         same: share of pairs of held answers, same by `kind_of`, that have the same expert; NaN
             without such pairs.
         any_two: that share among all pairs of held answers, for comparison.
         copies: how many experts have the same weights as another.
-        top: the experts that hold most.
         effects: rise of each answer's loss without the expert that matters most, nats.
         seconds: the same without the runner-up.
         by_one: whether one expert holds the answer.
     """
 
     layer: int
-    kind: str
-    rows: int
     asked: int
     held: int
     halved: int
@@ -393,10 +355,7 @@ class HeldAnswers(Finding):
 
     def numbers(self) -> Table:
         """Return the experts that hold most answers, and how facts and experts go together."""
-        rows = [
-            (f"held by expert {one.place}", f"{one.answers:,}: {format_targets(one)}")
-            for one in self.top[:TABLED]
-        ]
+        rows = [(f"held by expert {one.place}", str(one)) for one in self.top]
         median, high = map(format_nats, self.effect)
         same = "–" if math.isnan(self.same) else percent(self.same)
         chance = "–" if math.isnan(self.any_two) else percent(self.any_two)
@@ -423,29 +382,28 @@ class HeldAnswers(Finding):
         return curves([Curves(lines, up, levels={"half as likely": HALVED}, height=300)], across)
 
 
-def measure_held_answers(
-    model: LanguageModel, batch: Batch, layer: int, rng: np.random.Generator, most: int = 1024
-) -> HeldAnswers:
+def measure_held_answers(site: Site, rng: np.random.Generator, most: int = 1024) -> HeldAnswers:
     """Measure which expert of a layer holds which answers, of at most `most` that are drawn."""
-    some = draw_answers(batch, most, rng)
-    found = find_holders(model, some, layer)
-    module = find_retrieval_layers(model)[layer]
-    targets = some.targets.cpu().numpy()[found.rows, found.positions]
-    facts, held = _find_facts(some, found), found.held
+    layer, module, clean = site.layer, site.module, site.clean
+    if len(clean.rows) > most:
+        drawn = np.sort(rng.choice(len(clean.rows), most, replace=False))
+        kept = torch.from_numpy(drawn).to(clean.rows.device)
+        parts = clean.rows, clean.positions, clean.targets, clean.hidden
+        clean = Scored(*(part[kept] for part in parts), head=clean.head)
+    found, targets = find_holders(replace(site, clean=clean)), clean.targets.cpu().numpy()
+    facts, held = _find_facts(site.batch, found), found.held
     experts, counts = np.unique(found.experts[held], return_counts=True)
     top = []
     for expert in experts[np.argsort(-counts, kind="stable")[:TOP]]:
         own = held & (found.experts == expert)
-        place = divmod(int(expert), module.shape[1])
-        effect, named = float(np.median(found.effects[own])), count_targets(targets[own])
-        top.append(Holder(place, int(own.sum()), effect, named))
+        tokens, times = np.unique(targets[own], return_counts=True)
+        first = np.argsort(-times, kind="stable")[:NAMED]
+        named = tuple(zip(tokens[first].tolist(), times[first].tolist(), strict=True))
+        top.append(Holder(divmod(int(expert), module.shape[1]), int(own.sum()), named))
     tables = torch.cat([module.down, module.up], dim=1).detach()
     alike = tables.unique(dim=0, return_counts=True)[1]
-    kind = type(module).__name__
     return HeldAnswers(
         layer=layer,
-        kind=kind,
-        rows=len(np.unique(found.rows)),
         asked=len(held),
         held=int(held.sum()),
         halved=int((found.effects >= HALVED).sum()),
@@ -461,33 +419,8 @@ def measure_held_answers(
         effects=found.effects,
         seconds=found.seconds,
         by_one=held,
-        title=f"Layer {layer} · {kind} · which expert holds which answer",
+        title=f"Layer {layer} · {type(module).__name__} · which expert holds which answer",
     )
-
-
-def draw_answers(batch: Batch, most: int, rng: np.random.Generator) -> Batch:
-    """Keep at most `most` of the scored positions of a batch, drawn at random."""
-    places = (batch.targets.flatten() != IGNORE).nonzero()[:, 0]
-    if len(places) <= most:
-        return batch
-    kept = places[torch.from_numpy(rng.choice(len(places), most, replace=False)).to(places.device)]
-    targets = torch.full_like(batch.targets, IGNORE).flatten()
-    targets[kept] = batch.targets.flatten()[kept]
-    return replace(batch, targets=targets.view_as(batch.targets))
-
-
-def count_targets(targets: Int[np.ndarray, " n"]) -> tuple[tuple[int, int], ...]:
-    """Return the most frequent tokens, and how often each occurs."""
-    tokens, times = np.unique(targets, return_counts=True)
-    first = np.argsort(-times, kind="stable")[:NAMED]
-    return tuple((int(tokens[i]), int(times[i])) for i in first)
-
-
-def format_targets(holder: Holder) -> str:
-    """Return the tokens of an expert's answers as text."""
-    named = ", ".join(f"{token} × {times}" for token, times in holder.targets)
-    complete = holder.answers == sum(times for _, times in holder.targets)
-    return named if complete else f"{named}, …"
 
 
 def _find_facts(batch: Batch, found: Holding) -> Int[np.ndarray, " q"] | None:

@@ -48,10 +48,6 @@ class Course(Finding):
     """How the experts of every layer were used at steps of the training.
 
     Attributes:
-        steps: training steps, from 0 to the last that was kept.
-        tokens: on which each step was measured.
-        layers: index of each layer's block.
-        n_experts: of each layer.
         effective: e^H of the choices, 1 … n_experts.
         used: share of the experts that are chosen, in [0, 1].
         standing: share of the choices on experts that at least 90 % of the tokens choose.
@@ -63,7 +59,6 @@ class Course(Finding):
     """
 
     steps: Int[np.ndarray, " steps"]
-    tokens: int
     layers: Int[np.ndarray, " layers"]
     n_experts: Int[np.ndarray, " layers"]
     effective: Float[np.ndarray, "layers steps"]
@@ -179,8 +174,7 @@ def measure(subject: Subject) -> list[Course]:
         settled = load.k / load.n_experts
         uniform.append((load.uniform.effective, load.uniform.used, *standing, overlap, settled))
     layers, n_experts = np.array([(end.layer, end.n_experts) for end in last]).T
-    tokens = len(last[0].ids)
-    return [Course(np.array(steps), tokens, layers, n_experts, *by_quantity, *np.array(uniform).T)]
+    return [Course(np.array(steps), layers, n_experts, *by_quantity, *np.array(uniform).T)]
 
 
 def measure_saturation(now: ExpertChoices, last: ExpertChoices) -> float:

@@ -89,7 +89,7 @@ def measure(subject: Subject) -> list[Finding]:
         by_kind = tuple(use for of_kind in zip(*uses, strict=True) for use in of_kind)
         findings.append(FrequencyUses(by_kind, seq_len))
     peaks = tuple(peak for layer in curves if (peak := find_peak(layer)) is not None)
-    findings += [ScoresByLag(curves, seq_len), FrequenciesByLag(curves, peaks)]
+    findings += [ScoresByLag(curves), FrequenciesByLag(curves, peaks)]
     return [*findings, measure_bands(subject)]
 
 
@@ -98,16 +98,13 @@ class BandAblation(Rotated):
     """How the accuracy changes when a mixer loses some pairs of channels.
 
     Attributes:
-        name: of the band.
-        pairs: first and last pair of channels, of all heads.
-        wavelengths: of those two, tokens.
+        wavelengths: of its first and last pair of channels, tokens.
         change: accuracy without them less accuracy with them, in [−1, 1].
         interval: 95 %, by resampling rows.
         placebo: the change without as many random pairs, one entry per draw.
     """
 
     name: str
-    pairs: tuple[int, int]
     wavelengths: tuple[float, float]
     change: float
     interval: tuple[float, float]
@@ -130,17 +127,13 @@ class BandAblations(Finding):
 
     Attributes:
         bands: by layer, the shortest wavelengths first.
-        accuracy: with all bands.
         interval: its 95 % Wilson interval, as if scored positions were independent.
-        chance: the task's.
-        rows: number of rows that were scored.
     """
 
     bands: tuple[BandAblation, ...]
     accuracy: float
     interval: tuple[float, float]
     chance: float
-    rows: int
 
     title = "Accuracy without a third of a mixer's rotary frequencies"
     reading = (
@@ -245,7 +238,6 @@ def measure_bands(subject: Subject) -> BandAblations:
                 layer=layer,
                 sides=rotary.sides,
                 name=name,
-                pairs=(int(third[0]), int(third[-1])),
                 wavelengths=(float(waves[third[0]]), float(waves[third[-1]])),
                 change=float(change.mean()),
                 interval=interval,
@@ -255,8 +247,8 @@ def measure_bands(subject: Subject) -> BandAblations:
                 BANDS, thirds, changes, intervals, strict=False
             )
         ]
-    ends, chance = bound_share(right, rows, rng), subject.task.chance
-    return BandAblations(tuple(bands), float(right.mean()), ends, chance, len(batch.inputs))
+    ends = bound_share(right, rows, rng)
+    return BandAblations(tuple(bands), float(right.mean()), ends, subject.task.chance)
 
 
 def remove_pairs(

@@ -45,7 +45,6 @@ class LagCurves(Rotated):
 
     Attributes:
         groups: the comparison that each head uses.
-        lags: tokens from the source to the target.
         pairs: number of pairs of tokens of the batch at each lag.
         score: mean over all pairs at the lag; of attention in logits, without a mask's bias.
         decay: mean exp Σ a from source to target; 1 for attention.
@@ -53,7 +52,6 @@ class LagCurves(Rotated):
         average: mean score of a random causal pair.
         spread: standard deviation of the scores of random causal pairs (`measure_score_spread`).
         carried: by kind of edge, the mean score if what the edges join stood at that lag.
-        wavelengths: 2π/θ, tokens.
         by_pair: what each frequency adds to `rise`.
     """
 
@@ -147,15 +145,9 @@ def measure_lag_curves(
 
 @dataclass(frozen=True)
 class ScoresByLag(Finding):
-    """How scores depend on the lag, in all rotary mixers.
-
-    Attributes:
-        layers: curves by layer.
-        seq_len: tokens per row.
-    """
+    """How scores depend on the lag, in all rotary mixers."""
 
     layers: tuple[LagCurves, ...]
-    seq_len: int
 
     title = "Score by lag, mean over all pairs of tokens"
     reading = (
@@ -210,13 +202,9 @@ class Peak(Rotated):
     """The lag at which a layer's most telling comparison stands out, and by which frequencies.
 
     Attributes:
-        comparison: index of the layer's comparison.
-        lag: tokens.
         rise: the mean score there above its average, standard deviations of the scores.
         wavelengths: shortest and longest of the frequencies that together add half of the rise,
             the fewest that do, tokens.
-        count: number of those frequencies.
-        of: number of all frequencies.
     """
 
     comparison: int
@@ -232,7 +220,6 @@ class FrequenciesByLag(Finding):
     """What each frequency adds to the score by lag, in all rotary mixers.
 
     Attributes:
-        layers: curves by layer; the comparison `telling` of each is shown.
         peaks: for each layer that prefers a lag, that lag and the frequencies behind it.
     """
 

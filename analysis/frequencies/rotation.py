@@ -48,7 +48,6 @@ class Rotated:
     """A mixer that rotates what it compares.
 
     Attributes:
-        layer: index of the block.
         sides: "Q/K" of attention, "C/B" of SSD.
     """
 
@@ -214,13 +213,7 @@ def _read_sides(layer: int, pairs: RotaryPairs, seen: dict[str, Tensor]) -> Rota
 
 @dataclass(frozen=True)
 class Edges:
-    """Pairs of a target and an earlier source.
-
-    Attributes:
-        rows: row of the batch.
-        targets: position of the target.
-        sources: position of the source, ≤ target.
-    """
+    """Pairs of a target and an earlier source."""
 
     rows: Int[Tensor, " e"]
     targets: Int[Tensor, " e"]

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from analysis.base import Finding, Table
 from analysis.figures import Axis, Colors, Map, heat
@@ -40,15 +40,12 @@ class FrequencySpectrum(Rotated):
     """How much of what a mixer compares lies at which frequency.
 
     Attributes:
-        groups: the comparison that each head uses.
-        wavelengths: 2π/θ, tokens.
         share: mean |q||k| over all causal pairs, as a share of the sum over frequencies.
         effective: e^H of the shares, from 1 to m.
         long: share of the energy on wavelengths longer than the row, which hardly turn in it.
         uniform_long: the same if all frequencies had equal shares.
     """
 
-    groups: Int[np.ndarray, " h"]
     wavelengths: Float[np.ndarray, " m"]
     share: Float[np.ndarray, "c m"]
     effective: Float[np.ndarray, " c"]
@@ -58,12 +55,7 @@ class FrequencySpectrum(Rotated):
 
 @dataclass(frozen=True)
 class Energies(Finding):
-    """The spectra of all rotary mixers.
-
-    Attributes:
-        layers: spectra by layer.
-        seq_len: tokens per row.
-    """
+    """The spectra of all rotary mixers."""
 
     layers: tuple[FrequencySpectrum, ...]
     seq_len: int
@@ -123,7 +115,6 @@ def measure_spectrum(sides: RotatedSides) -> FrequencySpectrum:
     return FrequencySpectrum(
         layer=sides.layer,
         sides=sides.sides,
-        groups=sides.groups,
         wavelengths=sides.wavelengths,
         share=share,
         effective=effective_number(size),
@@ -137,10 +128,6 @@ class FrequencyUse(Rotated):
     """What a kind of edge gets from each frequency, beyond other edges of the same lag.
 
     Attributes:
-        edge: its kind, a key of `rotation.ANSWERS`.
-        count: number of edges measured.
-        lag: their median, tokens.
-        wavelengths: 2π/θ, tokens.
         advantage: mean score of the edges less that of their placebo.
         best: the comparison with the largest effect of either sign: SSD may read by negatives.
         interval: of the best one's advantage, 95 %, by resampling rows.
@@ -152,8 +139,6 @@ class FrequencyUse(Rotated):
     """
 
     edge: str
-    count: int
-    lag: float
     wavelengths: Float[np.ndarray, " m"]
     advantage: Float[np.ndarray, " c"]
     best: int
@@ -183,7 +168,6 @@ class FrequencyUses(Finding):
 
     Attributes:
         layers: by kind of edge, then by layer.
-        seq_len: tokens per row.
     """
 
     layers: tuple[FrequencyUse, ...]
@@ -264,8 +248,6 @@ def measure_use(
         layer=sides.layer,
         sides=sides.sides,
         edge=name,
-        count=len(edges.rows),
-        lag=float(edges.lags.double().median()),
         wavelengths=sides.wavelengths,
         advantage=advantage,
         best=best,

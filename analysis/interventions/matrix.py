@@ -187,7 +187,6 @@ class _MatrixForward:
     """Replaces a mixer's forward by y = project(x, M @ values), with changes to M and values.
 
     Attributes:
-        mixer: whose forward it replaces.
         changes: in the order in which they act.
         verified: whether the matrix is known to be the one that the mixer applies.
         verifying: whether the mixer's own forward is running, to find that out.

@@ -1,6 +1,6 @@
 """Where does each position look? Every mixer's matrix [h t s] on one test row."""
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,18 +19,11 @@ from analysis.figures.picture import (
     make_picture,
     pool_matrix,
 )
-from analysis.links import (
-    SHOWS,
-    AnswerLinks,
-    Mass,
-    find_links,
-    find_offsets,
-    measure_mass_by_blocks,
-)
+from analysis.links import SHOWS, AnswerLinks, find_links, find_offsets
 from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import name_head, name_place, percent
-from lab.laws import MatrixMixer
+from lab.layers.mixer import MatrixMixer
 
 __all__ = ["TITLE", "LayerMatrix", "measure"]
 
@@ -40,21 +33,33 @@ CROP = 256
 
 
 @dataclass(frozen=True)
+class Mass:
+    """Where the mass |M_ij| / Σ_j |M_ij| of a matrix lies: per head, the mean over rows of M.
+
+    Attributes:
+        on_value: from queries to their value; empty if the task stores no pairs.
+        written: from values to their key; likewise.
+        on_previous: from every position to the one before it.
+        uniform_value, …: the same if every row were uniform: the mean of 1/(row + 1).
+    """
+
+    on_value: Float[np.ndarray, " asked"]
+    written: Float[np.ndarray, " asked"]
+    on_previous: Float[np.ndarray, " heads"]
+    uniform_value: float
+    uniform_written: float
+    uniform_previous: float
+
+
+@dataclass(frozen=True)
 class LayerMatrix(Finding):
     """A mixer's matrix on one row.
 
     Attributes:
-        layer: index of the block.
-        mixer: its class.
-        form: which matrix this is.
         picture: what is drawn; None when the mixer offers no matrix.
         mass: where the mass of the whole matrix lies; None when the mixer offers no matrix.
         cropped: whether the picture is a crop of a matrix that is also shown pooled.
-        links: the row's.
-        tokens: the row's, int [t].
-        roles: indices into role_names, int [t].
-        role_names: the task's.
-        title: names the layer, its matrix, and how the picture was made of it.
+        links, tokens, roles: the row's; roles are indices into role_names.
     """
 
     layer: int
@@ -157,7 +162,7 @@ def measure(subject: Subject) -> list[LayerMatrix]:
         read, written = offsets.get(mixer.layer)
         links = replace(find_links(batch), read=read, written=written)
         offered = isinstance(mixer.module, MatrixMixer)
-        picture, mass = view_whole(mixer, links) if offered else (None, None)
+        picture = view_whole(mixer) if offered else None
         pool = picture.pool if picture else 1
         title = f"Layer {mixer.layer} · {mixer.kind}" + f" · {mixer.form}" * offered
         whole = LayerMatrix(
@@ -165,7 +170,7 @@ def measure(subject: Subject) -> list[LayerMatrix]:
             mixer=mixer.kind,
             form=mixer.form,
             picture=picture,
-            mass=mass,
+            mass=measure_mass(mixer, links) if offered else None,
             cropped=False,
             links=links,
             tokens=batch.inputs[0].cpu().numpy(),
@@ -183,22 +188,35 @@ def measure(subject: Subject) -> list[LayerMatrix]:
     return findings
 
 
-def view_whole(mixer: BlockMixer, links: AnswerLinks) -> tuple[Picture, Mass]:
-    """Return the pooled picture of a mixer's matrix on its first row, and where its mass lies.
+def measure_mass(mixer: BlockMixer, links: AnswerLinks) -> Mass:
+    """Measure where the mass of a mixer's matrix lies on the first row; zeros count as 0."""
+    later, gathering = np.arange(1, mixer.x.shape[1]), links.values + links.written
+    edges = links.expected, (gathering, links.keys), (later, later - 1)
+    targets, sources = (np.concatenate(ends) for ends in zip(*edges, strict=True))
+    ends = np.cumsum([len(of) for of, _ in edges])[:-1]
+    shares = np.split(mixer.measure_shares(0, targets, sources), ends, axis=1)
+    on_value, written, on_previous = (
+        share.mean(-1) if share.size else np.zeros(0) for share in shares
+    )
+    uniform_value, uniform_written, uniform_previous = (
+        float((1 / (rows + 1)).mean()) if rows.size else math.nan
+        for rows in (links.queries, gathering, later)
+    )
+    uniform = uniform_value, uniform_written, uniform_previous
+    return Mass(on_value, written, on_previous, *uniform)
+
+
+def view_whole(mixer: BlockMixer) -> Picture:
+    """Return the pooled picture of a mixer's matrix on its first row.
 
     The matrix is computed by blocks of rows: a long one is never whole in memory.
     """
     pool = choose_pool(len(mixer.matrix(0, slice(0, 1))), mixer.x.shape[1])
-    parts: list[np.ndarray] = []
-
-    def keep_pooled() -> Iterator[tuple[slice, np.ndarray]]:
-        for rows, tensor in mixer.blocks(0, pool):
-            block = _blank_future(tensor.cpu().numpy(), rows.start)
-            parts.append(pool_matrix(block, pool))
-            yield rows, block
-
-    mass = measure_mass_by_blocks(keep_pooled(), links)
-    return make_picture(np.concatenate(parts, axis=1), pool), mass
+    parts = [
+        pool_matrix(_blank_future(block.cpu().numpy(), rows.start), pool)
+        for rows, block in mixer.blocks(0, pool)
+    ]
+    return make_picture(np.concatenate(parts, axis=1), pool)
 
 
 def view_crop(mixer: BlockMixer, whole: Picture, links: AnswerLinks) -> Picture:

@@ -26,7 +26,7 @@ from analysis.words import format_digits, format_range, name_head, name_place, p
 from lab.files import RunError
 from lab.hooks import run_with_cache
 from lab.intervals import Z95
-from lab.laws import MatrixMixer
+from lab.layers.mixer import MatrixMixer
 from lab.layers.ssd import NORM_EPS, SSD
 
 __all__ = ["PATTERNS", "TITLE", "HeadReach", "HeadScores", "measure"]
@@ -59,34 +59,25 @@ class HeadScores(Finding):
     """How much of each head's mass lies where a kind of head would look; p of `PATTERNS`.
 
     Attributes:
-        layers: index of the block, one entry per head.
-        heads: the head's index in its layer.
-        mixers: the mixer's class.
+        layers: the block of each head.
+        heads: its index in the block.
         patterns: the kinds, in the order of the columns.
-        scores: ⟨|M|, P⟩ / Σ|M| in [0, 1]: mean over rows of the batch.
-        score_chance: the same of a uniform causal matrix.
         shares: ⟨|M|, P⟩ / Σ|M| over those rows of M in which P has a position; 1 for a pure head
             of that kind. NaN where no token of the batch has such a position.
         chance: the same of a uniform causal matrix.
         half_widths: of the shares' 95 % intervals, over rows of the batch.
         moved_shares: the shares when an entry weighs ‖M_ij v_j W_O‖; NaN for a mixer whose project
             is not linear.
-        sampled: whether `moved_shares` of a gated layer come from only `GATED_TARGETS` rows of M.
-        rows: of the batch.
         offsets: how far after its positions the pattern of induction lies, by layer.
     """
 
     layers: Int[np.ndarray, " h"]
     heads: Int[np.ndarray, " h"]
-    mixers: tuple[str, ...]
     patterns: tuple[str, ...]
-    scores: Float[np.ndarray, "h p"]
-    score_chance: Float[np.ndarray, " p"]
     shares: Float[np.ndarray, "h p"]
     chance: Float[np.ndarray, " p"]
     half_widths: Float[np.ndarray, "h p"]
     moved_shares: Float[np.ndarray, "h p"]
-    sampled: bool
     rows: int
     offsets: Offsets = IN_PLACE
 
@@ -174,24 +165,19 @@ class HeadReach(Finding):
     """How widely and how far each head looks.
 
     Attributes:
-        layers, heads, mixers, rows: as in `HeadScores`.
-        entropy: H of a row of |M| normalised, nats in [0, ln(i + 1)]; mean over the matrix's rows
-            and the batch's.
-        effective_keys: e^H in [1, i + 1]; likewise.
+        layers, heads: as in `HeadScores`.
+        effective_keys: e^H in [1, i + 1], H the entropy of a row of |M| normalised; mean over the
+            matrix's rows and the batch's.
         distance: Σ|M|(i − j) / Σ|M|, tokens.
-        uniform_entropy, uniform_keys, uniform_distance: of a uniform causal matrix.
+        uniform_keys, uniform_distance: of a uniform causal matrix.
     """
 
     layers: Int[np.ndarray, " h"]
     heads: Int[np.ndarray, " h"]
-    mixers: tuple[str, ...]
-    entropy: Float[np.ndarray, " h"]
     effective_keys: Float[np.ndarray, " h"]
     distance: Float[np.ndarray, " h"]
-    uniform_entropy: float
     uniform_keys: float
     uniform_distance: float
-    rows: int
 
     title = "Spread and distance of |M|"
     reading = (
@@ -261,47 +247,35 @@ def measure(subject: Subject) -> list[HeadScores | HeadReach]:
         layers = [torch.stack([sums[name] for sums in by_row]) for by_row in by_layer]
         return torch.cat(layers, dim=1).double().cpu().numpy()
 
-    uniform = [compute_uniform_shares(tokens[row]) for row in rows]
-    score_chance, chance = (torch.stack(part).cpu().numpy() for part in zip(*uniform, strict=True))
-    on = gather("on_patterns")
+    chance = torch.stack([compute_uniform_shares(tokens[row]) for row in rows]).cpu().numpy()
     with np.errstate(invalid="ignore"):
-        scores = on / gather("mass")[..., None]
-        shares = on / gather("with_patterns")
+        shares = gather("on_patterns") / gather("with_patterns")
         moved = gather("moved_on_patterns") / gather("moved_with_patterns")
     # A row of the batch in which no token repeats says nothing about duplicates.
     shares, moved = (np.where(np.isnan(chance)[:, None], np.nan, z) for z in (shares, moved))
     share, half_widths = _average(shares)
     layers = np.repeat([mixer.layer for mixer in found], n_heads)
     heads = np.concatenate([np.arange(n) for n in n_heads])
-    kinds = tuple(np.repeat([mixer.kind for mixer in found], n_heads).tolist())
     place = np.arange(seq_len)
     return [
         HeadScores(
             layers=layers,
             heads=heads,
-            mixers=kinds,
             patterns=PATTERNS,
-            scores=_average(scores)[0],
-            score_chance=_average(score_chance)[0],
             shares=share,
             chance=_average(chance)[0],
             half_widths=half_widths,
             moved_shares=_average(moved)[0],
-            sampled=seq_len > GATED_TARGETS and any(is_gated(mixer.module) for mixer in found),
             rows=len(rows),
             offsets=offsets,
         ),
         HeadReach(
             layers=layers,
             heads=heads,
-            mixers=kinds,
-            entropy=_average(gather("entropy"))[0],
             effective_keys=_average(gather("effective_keys"))[0],
             distance=_average(gather("distance"))[0],
-            uniform_entropy=float(np.log(place + 1).mean()),
             uniform_keys=float((place + 1).mean()),
             uniform_distance=float((place / 2).mean()),
-            rows=len(rows),
         ),
     ]
 
@@ -337,9 +311,7 @@ def sum_row(
     Returns:
         by name, for each head [h]:
 
-        mass               Σ|M|
-        entropy            of |M| normalised, nats; mean over rows of M that have any mass
-        effective_keys     mean of e^H over the same rows
+        effective_keys     e^H of |M| normalised; mean over rows of M that have any mass
         distance           Σ|M|(i − j) / Σ|M|, tokens
         on_patterns        ⟨|M|, P⟩ for each of `PATTERNS` [h p]
         with_patterns      Σ|M| over the rows of M in which P has a position [h p]
@@ -356,7 +328,9 @@ def sum_row(
         targets = torch.arange(rows.start, rows.stop, device=size.device)
         sources = torch.arange(size.shape[-1], device=size.device).float()
         mass = size.sum(-1)
-        entropy = compute_entropy(size, mass)
+        # Σ|M| ln|M| / Σ|M| and ln Σ|M|; rounding may take the sum of a single entry's below 0.
+        norm = mass.clamp(min=torch.finfo(size.dtype).tiny)
+        entropy = (torch.special.entr(size).sum(-1) / norm + norm.log()).clamp(min=0)
         where = find_positions(tokens, targets, offset).to(size.dtype)
         # A row with an earlier copy counts for induction, whatever the offset.
         able = where[[0, 1, 1, 3]].amax(-1)
@@ -365,7 +339,6 @@ def sum_row(
         found = {
             "mass": mass.sum(-1),
             "filled": (mass > 0).sum(-1),
-            "entropy": entropy.sum(-1),
             "effective_keys": torch.where(mass > 0, entropy.exp(), 0.0).sum(-1),
             "distance": (targets * mass - size @ sources).sum(-1),
             "on_patterns": torch.einsum("hts,pts->hp", size, where),
@@ -375,18 +348,8 @@ def sum_row(
         }
         total = {name: total[name] + part if total else part for name, part in found.items()}
     filled = total.pop("filled")
-    means = {name: total[name] / filled for name in ("entropy", "effective_keys")}
-    return {**total, **means, "distance": total["distance"] / total["mass"]}
-
-
-def compute_entropy(
-    size: Float[Tensor, "h t s"], mass: Float[Tensor, "h t"]
-) -> Float[Tensor, "h t"]:
-    """Return H = −Σ p ln p of p = |M| / Σ|M|, nats, from |M| and its row sums; 0 for a row of 0."""
-    least = torch.finfo(size.dtype).tiny
-    spread = torch.special.entr(size).sum(-1) / mass.clamp(min=least)
-    # Rounding may take the entropy of a single entry below 0.
-    return torch.where(mass > 0, spread + mass.clamp(min=least).log(), 0.0).clamp(min=0)
+    keys, distance = total["effective_keys"] / filled, total["distance"] / total.pop("mass")
+    return {**total, "effective_keys": keys, "distance": distance}
 
 
 def find_positions(
@@ -406,12 +369,10 @@ def find_positions(
     return torch.stack([place == targets[:, None] - 1, same, after, earlier & (place == 0)])
 
 
-def compute_uniform_shares(
-    tokens: Int[Tensor, " s"],
-) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
-    """Return what a uniform causal matrix U has: ⟨U, P⟩ / ΣU over all rows, and over rows with P.
+def compute_uniform_shares(tokens: Int[Tensor, " s"]) -> Float[Tensor, " p"]:
+    """Return the shares ⟨U, P⟩ / ΣU of a uniform causal matrix U over its rows with P.
 
-    The second is NaN where no row has a position of the pattern.
+    They are NaN where no row has a position of the pattern.
     """
     place = torch.arange(len(tokens), device=tokens.device)
     order = tokens.argsort(stable=True)
@@ -419,8 +380,7 @@ def compute_uniform_shares(
     copies = torch.empty_like(place)
     copies[order] = place - torch.searchsorted(tokens[order], tokens[order])
     counts = torch.stack([place > 0, copies, copies, place > 0], dim=-1).double()
-    share = (counts / (place[:, None] + 1)).sum(0)
-    return share / len(tokens), share / (counts > 0).sum(0)
+    return (counts / (place[:, None] + 1)).sum(0) / (counts > 0).sum(0)
 
 
 def is_gated(module: nn.Module) -> TypeGuard[SSD]:

@@ -27,7 +27,7 @@ from analysis.mixing import BlockMixer, collect_mixers
 from analysis.plain import figure_only
 from analysis.words import format_ends, percent
 from lab.intervals import bootstrap
-from lab.laws import MatrixMixer
+from lab.layers.mixer import MatrixMixer
 
 __all__ = ["TITLE", "Rollout", "measure", "multiply_layers"]
 
@@ -43,19 +43,14 @@ class Rollout(Finding):
     """The product of all layers' matrices.
 
     Attributes:
-        depth: how many layers have a mixer.
         on_value: R from queries to the value they ask for, in [0, 1]: mean over a row's queries,
             one entry per row of the batch; empty for a task without pairs.
         interval: of its mean, 95 % by resampling rows; NaN for fewer than two.
         uniform_value: the same of uniform layers, mean.
         on_self: R from positions to themselves, mean over positions, one entry per row.
         uniform_self: the same of uniform layers.
-        rows: of the batch.
-        shown: R of the first row.
-        title: names the pooling of the picture.
     """
 
-    depth: int
     on_value: Float[np.ndarray, " n"]
     interval: tuple[float, float]
     uniform_value: float
@@ -145,7 +140,6 @@ def measure(subject: Subject) -> list[Rollout]:
             pictures.append(make_picture(pool_matrix(causal, pool), pool))
     return [
         Rollout(
-            depth=len(layers),
             on_value=np.array(on_value),
             interval=bootstrap(np.array(on_value), np.random.default_rng(subject.seed)),
             uniform_value=float(np.mean(uniform_value)) if uniform_value else math.nan,

@@ -17,7 +17,7 @@ from choreographer.browsers.chromium import Chromium
 from choreographer.errors import BrowserClosedError, BrowserFailedError, ChromeNotFoundError
 
 from analysis.pages.page import render_figure
-from lab.files import write
+from lab.files import check_output, write
 
 IMAGES: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 SUFFIXES = (*IMAGES, ".html")
@@ -27,6 +27,17 @@ SCALE = 2.0
 
 class BrowserError(RuntimeError):
     """There is no Chromium to draw an image, or it does not start."""
+
+
+def check_figure(figure: Path, force: bool) -> None:
+    """Check that a figure may be saved as this file.
+
+    Raises:
+        ValueError: for another kind of file, or one that the lab did not make, unless forced.
+    """
+    if figure.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"figure={figure}: must end in {', '.join(SUFFIXES)}")
+    check_output("figure", figure, force)
 
 
 def save(figure: go.Figure, path: Path | str, *, scale: float = SCALE) -> None:

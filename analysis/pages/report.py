@@ -12,7 +12,7 @@ from analysis.pages.report_files import Report, ReportFiles, choose_work, merge
 from analysis.run import baselines
 from analysis.words import count_interval_decimals
 from lab.files import explain_write_errors
-from lab.laws.layers import describe_certificate, read_certificate
+from lab.training.certificate import describe_certificate, read_certificate
 from lab.training.run import Run
 
 Section = tuple[str, str, list[Shown]]

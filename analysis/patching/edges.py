@@ -31,13 +31,8 @@ class EdgeEffects(Finding):
     and values of attention heads, "L1H0.k"; other mixers as a whole, "L1"; "M1"; and "logits".
 
     Attributes:
-        senders: their names, in the order of the forward pass.
-        receivers: theirs.
         effect: metric with the edge patched − clean metric, or an estimate; NaN where the receiver
             comes before the sender.
-        clean: the metric of the clean run.
-        corrupt: the metric of the corrupt run.
-        method: how the effects were found.
     """
 
     senders: tuple[str, ...]
@@ -169,7 +164,6 @@ class _Receiver:
     """What reads the residual stream.
 
     Attributes:
-        name: as in `EdgeEffects`.
         order: how many halves of blocks come before it.
         residual: the point of the residual stream that it reads.
         point: the point of what it makes of it; None for the logits.
@@ -188,13 +182,8 @@ class _Runs:
     """A clean and a corrupt run, and what sends to and reads from the residual stream.
 
     Attributes:
-        model: the language model.
-        clean: what passed its points in the clean run.
-        corrupt: in the corrupt one.
-        metrics: of both.
         senders: by name, how many halves of blocks come before each, and its corrupt minus its
             clean output [b t d].
-        receivers: in the order of the forward pass.
     """
 
     model: LanguageModel

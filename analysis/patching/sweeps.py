@@ -33,13 +33,7 @@ class PatchSweep(Finding):
     """The metric of a corrupt run in which one entry at a time is the clean run's.
 
     Attributes:
-        point: short name of the point that was patched.
-        along: "position" or "head".
-        layers: the blocks that have such a point.
         metric: with the entry patched, layers × positions or heads; NaN where there is none.
-        clean: the metric of the clean run.
-        corrupt: the metric of the corrupt run.
-        labels: of the columns.
     """
 
     point: str

@@ -18,8 +18,8 @@ from analysis.plain import figure_only
 from analysis.scoring import scored
 from analysis.statistics.distributions import effective_number
 from lab.hooks import HookPoint, hook_points
-from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
+from lab.layers.mixer import MatrixMixer
 from lab.models import LanguageModel
 from lab.training.run import Run
 from tasks.base import Batch, count_rows

@@ -82,14 +82,12 @@ class StateMemory(Finding):
     """How long each head remembers; the same of the initial weights under `initial`.
 
     Attributes:
-        layers: index of the block, one entry per head.
-        heads: the head's index in its layer.
+        layers: the block of each head.
+        heads: its index in the block.
         half_life: ln 2 / mean(−a), tokens; ∞ without decay.
         context: effective context, tokens in [1, i + 1]: mean over positions and rows.
-        content, decay, covariance: shares of var log|M_ij| over j < i: var log|C_i·B_j|,
-            var log L_ij and twice their covariance; they add up to 1.
+        decay: share of var log L_ij in var log|M_ij| over j < i.
         uniform_context: of a uniform causal matrix.
-        rows: of the batch.
         initial: of the run's initial weights; None without a run, or if these are the subject's.
     """
 
@@ -97,11 +95,8 @@ class StateMemory(Finding):
     heads: Int[np.ndarray, " h"]
     half_life: Float[np.ndarray, " h"]
     context: Float[np.ndarray, " h"]
-    content: Float[np.ndarray, " h"]
     decay: Float[np.ndarray, " h"]
-    covariance: Float[np.ndarray, " h"]
     uniform_context: float
-    rows: int
     initial: "StateMemory | None"
 
     title = "Memory of the SSD heads"
@@ -169,7 +164,7 @@ class Contexts(Finding):
     """How wide each head's effective context is by position.
 
     Attributes:
-        layers, heads, rows: as in `StateMemory`.
+        layers, heads: as in `StateMemory`.
         positions: i, about powers of √2 less one, and the last.
         context_at: effective context there, tokens in [1, i + 1]: mean over rows.
         uniform_at: of a uniform causal matrix.
@@ -180,7 +175,6 @@ class Contexts(Finding):
     positions: Int[np.ndarray, " i"]
     context_at: Float[np.ndarray, "h i"]
     uniform_at: Float[np.ndarray, " i"]
-    rows: int
 
     title = "Effective context of the SSD heads by position"
     reading = (
@@ -223,7 +217,6 @@ def measure_memory(found: Sequence[Recurrence]) -> tuple[StateMemory, Contexts]:
         return torch.stack(by_row).double().nanmean(0).cpu().numpy()
 
     context = average(Recurrence.measure_contexts)
-    shares = average(Recurrence.split_variance)
     powers = np.round(2 ** (np.arange(2 * seq_len.bit_length()) / 2)).astype(int) - 1
     positions = np.unique([*powers[powers < seq_len], seq_len - 1])
     uniform = np.ceil(HELD * np.arange(1, seq_len + 1) - 1e-6)
@@ -232,15 +225,11 @@ def measure_memory(found: Sequence[Recurrence]) -> tuple[StateMemory, Contexts]:
         heads=heads,
         half_life=torch.cat([layer.half_lives for layer in found]).cpu().numpy(),
         context=context.mean(-1),
-        content=shares[:, 0],
-        decay=shares[:, 1],
-        covariance=shares[:, 2],
+        decay=average(Recurrence.measure_decay_share),
         uniform_context=float(uniform.mean()),
-        rows=n_rows,
         initial=None,
     )
-    at = Contexts(layers, heads, positions, context[:, positions], uniform[positions], n_rows)
-    return memory, at
+    return memory, Contexts(layers, heads, positions, context[:, positions], uniform[positions])
 
 
 @dataclass(frozen=True)
@@ -248,9 +237,8 @@ class RoleMeans(Finding):
     """What each head does at each kind of token: means over the tokens of a role.
 
     Attributes:
-        layers, heads, rows: as in `StateMemory`.
+        layers, heads: as in `StateMemory`.
         role_names: the roles that occur on these rows.
-        quantities: names, `QUANTITIES`.
         means: by quantity, role and head; never NaN.
     """
 
@@ -259,7 +247,6 @@ class RoleMeans(Finding):
     role_names: tuple[str, ...]
     quantities: tuple[str, ...]
     means: Float[np.ndarray, "q r h"]
-    rows: int
 
     title = "What the SSD heads do at each kind of token"
     reading = (
@@ -325,7 +312,7 @@ def measure_roles(
         means.append(torch.stack([every[:, batch.roles == role].mean(1) for role in present], 1))
     joined = torch.cat(means, -1).double().cpu().numpy()
     names = tuple(role_names[role] for role in present)
-    return RoleMeans(*index_heads(found), names, QUANTITIES, joined, len(batch.inputs))
+    return RoleMeans(*index_heads(found), names, QUANTITIES, joined)
 
 
 @dataclass(frozen=True)
@@ -333,13 +320,9 @@ class Magnitudes(Finding):
     """log₁₀|M̃| of a layer on the first row.
 
     Attributes:
-        title: names the layer, and the entries that a cell stands for.
-        layer: index of the block.
-        largest: log₁₀ of the largest magnitude.
         floor: log₁₀ of the magnitude in whose colour all smaller ones are drawn.
         median: log₁₀ of the median magnitude of the cells drawn.
         below: share of the cells below the floor, in [0, 1].
-        shown: the heat map.
     """
 
     title: str

@@ -44,7 +44,7 @@ class StateSpectrum(Finding):
     """The singular values of what is carried past a cut m, M̃[i ≥ m, j < m], at several cuts.
 
     Attributes:
-        layers, heads, rows: as in `analysis.state_space.StateMemory`.
+        layers, heads: as in `analysis.state_space.StateMemory`.
         splits: m, tokens.
         bound: min(d_state, m, T − m), the largest possible rank.
         rank: numerical rank, at σ_max · max(m, T − m) · ε of fp32; mean over rows.
@@ -61,7 +61,6 @@ class StateSpectrum(Finding):
     rank: Float[np.ndarray, "m h"]
     effective_rank: Float[np.ndarray, "m h"]
     initial_effective_rank: Float[np.ndarray, "m h"]
-    rows: int
     values: Float[np.ndarray, "h k"] = figure_only()
 
     title = "Spectrum of what SSD carries past the middle of a row"
@@ -166,7 +165,6 @@ def measure(subject: Subject) -> list[StateSpectrum]:
             ),
             effective_rank=effective,
             initial_effective_rank=np.full_like(effective, np.nan) if start is None else start,
-            rows=len(batch.inputs),
             values=(middle / middle[..., :1]).log().mean(0).exp().cpu().numpy(),
         )
     ]

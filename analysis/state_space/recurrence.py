@@ -137,30 +137,27 @@ class Recurrence:
             found.append(torch.linalg.svdvals(upper @ lower.mT))
         return torch.cat(found)
 
-    def split_variance(self, row: int) -> Float[Tensor, "h 3"]:
-        """Split var log|M_ij| over j < i, M = L ∘ CBᵀ, into shares that add up to 1.
+    def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:
+        """Return var log L_ij / var log|M_ij| over j < i, where M = L ∘ CBᵀ.
 
-        They are var log|C_i·B_j|, var log L_ij and twice their covariance, which may be
-        negative, each over var log|M_ij|. Entries of exactly 0 are left out. NaN where nothing
-        varies.
+        The rest is the share of log|C_i·B_j| and of their covariance. Entries of exactly 0 are left
+        out. NaN where nothing varies.
         """
         past = self.log_decay[row].double().cumsum(0).T
         some = slice(row, row + 1)
         B, C = (repeat_groups(z[some], self.n_heads)[0].transpose(0, 1) for z in (self.B, self.C))
         place = torch.arange(past.shape[1], device=past.device)
-        sums = past.new_zeros(6, self.n_heads)
+        sums = past.new_zeros(5, self.n_heads)
         for rows in place.split(max(1, BLOCK_ENTRIES // past.numel())):
             scores = (C[:, rows] @ B.mT).abs()
             decay = past[:, rows, None] - past[:, None]
             kept = (place < rows[:, None]) & (scores > 0)
             content = torch.where(kept, scores, 1.0).double().log()
             decay = torch.where(kept, decay, 0.0)
-            parts = (kept, content, decay, content**2, decay**2, content * decay)
+            parts = (kept, decay, decay**2, content + decay, (content + decay) ** 2)
             sums += torch.stack([part.sum((1, 2), dtype=torch.float64) for part in parts])
-        count, *rest = sums
-        c, d, cc, dd, cd = (part / count for part in rest)
-        parts = torch.stack([cc - c * c, dd - d * d, 2 * (cd - c * d)], dim=-1)
-        return parts / parts.sum(-1, keepdim=True)
+        decay, decay_2, both, both_2 = sums[1:] / sums[0]
+        return (decay_2 - decay**2) / (both_2 - both**2)
 
 
 def choose_rows(subject: Subject) -> Batch:

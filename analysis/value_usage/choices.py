@@ -17,7 +17,6 @@ from analysis.statistics.distributions import (
     entropy,
     gini,
     kl_to_uniform,
-    miller_madow,
     mutual_information,
     permutation_null,
 )
@@ -48,12 +47,7 @@ LINES = 6
 
 @dataclass(frozen=True)
 class ValueChoices:
-    """What a layer's tokens choose.
-
-    Attributes:
-        indices: the k values of each token.
-        scores: each token's scores of all values.
-    """
+    """What a layer's tokens choose."""
 
     indices: Int[np.ndarray, "b t k"]
     scores: Float[np.ndarray, "b t n_v"]
@@ -106,15 +100,11 @@ class Dependence:
 
     Attributes:
         information: I(value; label), plug-in estimate, nats.
-        corrected: the same with the Miller–Madow correction; may be below 0.
-        null: mean of I under shuffled labels.
         null_high: the largest I under `SHUFFLES` shuffles of the labels.
         bound: min(H(label), H(value)), nats, which I cannot exceed.
     """
 
     information: float
-    corrected: float
-    null: float
     null_high: float
     bound: float
 
@@ -132,24 +122,17 @@ class LayerUsage:
     """How a layer uses its values.
 
     Attributes:
-        layer: index of the block.
-        retrieval: how the chosen rows are weighted.
-        k: number of values that a token chooses.
-        shares: share of tokens that choose each value, in [0, 1]; Σ = k.
+        shares: share of tokens that choose each value, in [0, 1].
         by_role: the same among the tokens of each role; NaN for a role that does not occur.
         used: number of values that any token chooses.
         effective: e^H of the shares, 1 … n_v.
         kl: KL divergence of the shares to uniform, nats; 0 … log n_v.
         gini: of the shares, 0 (uniform) … 1 − 1/n_v.
-        role: what a token's role tells about its values.
-        band: what its band of positions tells.
-        margins: 5, 25, 50, 75 and 95 % quantiles of the k-th score less the next; NaN for k = n_v.
+        margin: median of the last chosen score less the next; NaN if all values are chosen.
         ties: share of tokens whose margin is exactly 0: the lower index is chosen.
     """
 
     layer: int
-    retrieval: str
-    k: int
     shares: Float[np.ndarray, " n_v"]
     by_role: Float[np.ndarray, "roles n_v"]
     used: int
@@ -158,7 +141,7 @@ class LayerUsage:
     gini: float
     role: Dependence
     band: Dependence
-    margins: Float[np.ndarray, " 5"]
+    margin: float
     ties: float
 
 
@@ -193,15 +176,7 @@ class ValueUses(Finding):
 
     def numbers(self) -> Table:
         """Return how evenly the first layers use their values, and what their choice tells."""
-        columns = (
-            "layer",
-            "e^H",
-            "KL to uniform",
-            "Gini",
-            "role",
-            "position band",
-            "margin (ties)",
-        )
+        columns = "layer", "e^H", "KL to uniform", "Gini", "role", "position band", "margin (ties)"
         rows = (
             (
                 f"{of.layer}",
@@ -210,7 +185,7 @@ class ValueUses(Finding):
                 f"{of.gini:.2f}",
                 f"{of.role}",
                 f"{of.band}",
-                "–" if math.isnan(of.margins[2]) else f"{of.margins[2]:.2g} ({percent(of.ties)})",
+                "–" if math.isnan(of.margin) else f"{of.margin:.2g} ({percent(of.ties)})",
             )
             for of in self.layers[:LAYERS]
         )
@@ -231,7 +206,6 @@ class ValueUses(Finding):
 
 def measure_usage(
     layer: int,
-    module: InnerFunctionAttention,
     chosen: ValueChoices,
     roles: Int[np.ndarray, "b t"],
     n_roles: int,
@@ -244,12 +218,9 @@ def measure_usage(
     seq_len = roles.shape[1]
     band = np.broadcast_to(np.arange(seq_len) * BANDS // seq_len, roles.shape)
     margins = measure_margins(chosen)
-    quantiles = [0.05, 0.25, 0.5, 0.75, 0.95]
     by_role = [measure_loads(chosen.indices[roles == role], n_values) for role in range(n_roles)]
     return LayerUsage(
         layer=layer,
-        retrieval=module.retrieval,
-        k=module.n_chosen,
         shares=shares,
         by_role=np.stack(by_role),
         used=int((shares > 0).sum()),
@@ -258,7 +229,7 @@ def measure_usage(
         gini=float(gini(shares)),
         role=measure_dependence(flat, roles.ravel(), rng),
         band=measure_dependence(flat, band.ravel(), rng),
-        margins=np.quantile(margins, quantiles) if margins.size else np.full(5, np.nan),
+        margin=float(np.median(margins)) if margins.size else math.nan,
         ties=measure_ties(margins),
     )
 
@@ -271,8 +242,6 @@ def measure_dependence(
     null = permutation_null(chosen, labels, rng, SHUFFLES)
     return Dependence(
         information=mutual_information(counts),
-        corrected=miller_madow(counts),
-        null=float(null.mean()),
         null_high=float(null.max()),
         bound=min(float(entropy(counts.sum(side))) for side in (0, 1)),
     )
@@ -283,18 +252,13 @@ class ValueHistory(Finding):
     """A layer's choices over training, on a few fixed rows.
 
     Attributes:
-        layer: index of the block.
-        steps: of the run, from 0.
         shares: share of tokens that choose each value.
         used: number of values that any of them chooses.
-        effective: e^H of the shares.
         ties: share of tokens whose k-th and next score tie.
         churn: share of tokens that choose another set of values than at the step before; NaN at
             the first step.
         churn_interval: its 95 % interval, by resampling rows; NaN for fewer than two rows.
         churn_dealt: its mean if the step's choices were shuffled among the tokens.
-        zero_keys: whether all keys are zero at the first step.
-        title: with the layer.
     """
 
     reading = (
@@ -314,7 +278,6 @@ class ValueHistory(Finding):
     churn: Float[np.ndarray, " steps"]
     churn_interval: Float[np.ndarray, "steps 2"]
     churn_dealt: Float[np.ndarray, " steps"]
-    zero_keys: bool
     title: str
 
     @property
@@ -356,15 +319,9 @@ def measure_histories(run: Run, batch: Batch, rng: np.random.Generator) -> list[
     """Record what tokens of the batch's first rows choose, over the steps of a run, by layer."""
     steps = thin(run.list_steps(), STEPS)
     rows = batch[: count_rows(HISTORY_TOKENS, batch.inputs.shape[1])].to("cpu")
-    choices: list[dict[int, ValueChoices]] = []
-    zero: dict[int, bool] = {}
-    for step in steps:
-        model = run.load_model(step)
-        choices.append(record_choices(model, rows))
-        layers = find_value_layers(model)
-        zero = zero or {i: not layer.value_keys.any().item() for i, layer in layers.items()}
+    choices = [record_choices(run.load_model(step), rows) for step in steps]
     found, unknown = [], (math.nan, math.nan)
-    for layer, zero_keys in zero.items():
+    for layer in choices[0]:
         of = [at[layer] for at in choices]
         shares = np.stack([measure_loads(at.indices, at.scores.shape[-1]) for at in of])
         moves = [(old.indices, new.indices) for old, new in pairwise(of)]
@@ -380,7 +337,6 @@ def measure_histories(run: Run, batch: Batch, rng: np.random.Generator) -> list[
                 churn=np.array([math.nan, *(rows.mean() for rows in of_rows)]),
                 churn_interval=np.array([unknown, *(bootstrap(rows, rng) for rows in of_rows)]),
                 churn_dealt=np.array([math.nan, *(expect_churn(*move) for move in moves)]),
-                zero_keys=zero_keys,
                 title=f"Layer {layer} · use of values over training",
             )
         )

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.certification import RefusedError, Request, certify_in_child, count_outcomes
+from lab.certification import RefusedError, certify_in_child, count_outcomes
 from lab.certify_settings import QUICK
-from lab.laws.adapters import Stateful
+from lab.laws.adapters import DecodingAdapter, lend_state
 from lab.peers import load
 
 SETTINGS = replace(QUICK, lengths=(2, 19), conditions=QUICK.conditions[:1])
@@ -51,16 +51,18 @@ def list_x_transformers() -> dict[str, Case]:
     }
 
 
-class CachedDecoder(Stateful):
+class CachedDecoder(DecodingAdapter):
     """x-transformers' `Decoder`, which goes on from the intermediates that it returns."""
 
     def __init__(self, module: nn.Module, d_model: int):
-        super().__init__(module)
+        super().__init__(module, advance_intermediates)
         self.d_model = d_model
 
-    def advance(self, x: Tensor, held: Any) -> tuple[Tensor, Any]:
-        """Return the outputs of further tokens, and the intermediates after them."""
-        return self.module(x, cache=held, cache_age=x.shape[1], return_hiddens=True)
+
+def advance_intermediates(adapter: Any, x: Tensor, held: Any, *_: Any) -> tuple[Tensor, Any]:
+    """Return the outputs of further tokens, and the intermediates after them."""
+    held = lend_state(held)
+    return adapter.module(x, cache=held, cache_age=x.shape[1], return_hiddens=True)
 
 
 def build_decoder(**options: Any) -> nn.Module:
@@ -158,9 +160,9 @@ FAMILIES = {"transformers": list_transformers, "x-transformers": list_x_transfor
 
 def certify(target: str, options: dict[str, Any], laws: list[str] | None) -> dict[str, Any]:
     """Return a module's certificate, or why it was refused."""
-    request = Request(target, replace(SETTINGS, options=options), laws, MEMORY, SECONDS)
+    settings = replace(SETTINGS, options=options, only=laws)
     try:
-        return certify_in_child(request, *[lambda *told: None] * 3)
+        return certify_in_child(target, settings, MEMORY, SECONDS)
     except RefusedError as error:
         return {"target": target, "refused": str(error), "laws": []}
 

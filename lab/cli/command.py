@@ -1,35 +1,23 @@
 """What all commands share: plain names of types in the help, near names for mistyped words."""
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from lab.cli.messages import refuse
+from lab.cli.messages import refuse, report_usage_errors
+from tasks.bounds import find_kind, varies
 from tasks.near_names import ask, find_near, suggest
 
-HOME = Path(__file__).parents[2]
-"""The folder of the packages."""
 NONE_OF = re.compile(r"'([^']*)' is not one of (.*)\.$")
 """What typer says of a value that is none of an option's choices."""
 TYPE_NAMES = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-
-
-def list_keys(file: str, variable: str) -> str:
-    """List the keys of a dictionary in a file of the lab, without importing the file."""
-    tree = ast.parse((HOME / file).read_text(encoding="utf-8"))
-    for node in tree.body:
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict(keys=keys)):
-                if name == variable:
-                    return ", ".join(ast.literal_eval(key) for key in keys if key)
-    raise ValueError(f"{file} defines no dictionary {variable}")
 
 
 def unwrap(docstring: str | None) -> str:
@@ -92,6 +80,136 @@ def set_parameters(
     command.__annotations__ = dict(annotations)
 
 
+def make_command(
+    function: Callable[..., None],
+    options: type[Any],
+    *,
+    json: str = "",
+    others: bool = False,
+    report: Callable[[Mapping[str, Any], bool], AbstractContextManager[None]] | None = None,
+) -> Callable[..., None]:
+    """Return a command whose parameters are the fields of a dataclass (see `annotate`).
+
+    Args:
+        function: gets the options that were given as an instance of the dataclass; and, if there
+            is an option --json, whether it was given, as `as_json`. Its docstring is the help.
+        options: the dataclass; it validates its values.
+        json: help of an option --json; "": there is none.
+        others: the function also gets all words that are no option of the dataclass, as `words`.
+        report: what reports values that the dataclass refuses; it gets the values as typed, and
+            whether --json was given. None: in one line, with exit code 2.
+    """
+    hints = get_type_hints(options)
+    own = options.__annotations__
+    taken = (f for f in fields(options) if f.init and f.metadata.get("flag") != "")
+    known = {f.name: f for f in sorted(taken, key=lambda f: f.name not in own)}
+    annotations = {name: annotate(f, hints[name]) for name, f in known.items()}
+    defaults = {
+        name: inspect.Parameter.empty
+        if f.default is MISSING
+        # Typed text takes the place of a value that is read from it.
+        else None
+        if f.metadata.get("read") or f.default == ()
+        else f.default
+        for name, f in known.items()
+    }
+    if json:
+        annotations["as_json"] = Annotated[bool, typer.Option("--json", help=json)]
+        defaults["as_json"] = False
+
+    if others:
+        annotations["context"] = typer.Context
+
+    def command(**given: Any) -> None:
+        also = {"as_json": given.pop("as_json")} if json else {}
+        if others:
+            also["words"] = given.pop("context").args
+        typed = {name: value for name, value in given.items() if value not in (None, [])}
+        with report(typed, also.get("as_json", False)) if report else report_usage_errors():
+            chosen = options(**{name: _read(known[name], value) for name, value in typed.items()})
+        function(chosen, **also)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    set_parameters(command, annotations, defaults)
+    return command
+
+
+def takes(options: type[Any], **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of the function below: `make_command` as a decorator."""
+    return lambda function: make_command(function, options, **more)
+
+
+def _read(of: Field[Any], value: Any) -> Any:
+    read = of.metadata.get("read")
+    if read is not None:
+        return read(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def annotate(
+    of: Field[Any],
+    hint: Any,
+    *,
+    panel: str | None = None,
+    shown: str | None = None,
+    optional: bool = False,
+    several: bool = False,
+) -> Any:
+    """Return typer's annotation of a dataclass's field: a type, and an option or an argument.
+
+    A field of several values, tuple[X, ...], is an option that may be repeated, and so is a
+    mapping, from texts; a flag that is off by default has no opposite. The field's metadata, which
+    `tasks.bounds.option` makes, may hold:
+
+        help      what the option is for
+        shown     its default in words
+        flag      its name, such as "--format" or "--relative/--absolute"; "": it is no option
+        metavar   what stands for its value
+        panel     the section of the help that it belongs to
+        argument  True: it is an argument
+        read      a function that makes its value of the text that is typed, or, for a mapping, of
+                  the texts
+
+    Args:
+        of: the field.
+        hint: its type.
+        panel: the section of the help, if the field does not say it.
+        shown: the default in words, likewise.
+        optional: None stands for "not given", whatever the field's default.
+        several: numbers and named choices are read from text, which may name several values.
+    """
+    about, kind, flag, metavar = of.metadata, find_kind(hint), None, of.metadata.get("metavar")
+    flag, reads = about.get("flag"), about.get("read") is not None
+    if several and varies(hint):
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        metavar = "|".join(choices) if choices else f"{TYPE_NAMES[kind]},…"
+        kind = str
+    elif get_origin(kind) in (tuple, list, Sequence):
+        kind = str if reads else list[get_args(kind)[0]]
+    elif get_origin(kind) in (dict, Mapping):
+        kind = list[str]
+    elif reads:
+        kind = str
+    if kind is bool and of.default is False and flag is None and not optional:
+        flag = f"--{of.name.replace('_', '-')}"
+    default = None if of.default in (MISSING, ()) else of.default
+    shown = about.get("shown") or shown
+    settings: dict[str, Any] = {
+        "help": about.get("help", ""),
+        "metavar": metavar,
+        "rich_help_panel": about.get("panel", panel),
+    }
+    if optional and shown is None and default is not None:
+        shown = str(default)
+    if shown is not None or default is None or default is False:
+        settings["show_default"] = shown or False
+    if about.get("argument"):
+        return Annotated[kind | None if of.default is None else kind, typer.Argument(**settings)]
+    optional |= of.default is None or of.default == () or reads
+    made = typer.Option(*([flag] if flag else []), **settings)
+    return Annotated[kind | None if optional else kind, made]
+
+
 @contextmanager
 def _report_in_one_line(params: Sequence[Any]) -> Iterator[None]:
     """Report what the parser refuses in one line, with near names of an unknown option."""
@@ -139,12 +257,13 @@ class Group(TyperGroup):
         """Write the options, then what each command does."""
         sections = describe_parameters(self.get_params(ctx), ctx)
         for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            summary = (command.help or "").partition("\n\n")[0]
-            sections.setdefault(command.rich_help_panel or "Commands", []).append(
-                (name, " ".join(summary.split()))
-            )
+            title, summary = self.describe(ctx, name)
+            sections.setdefault(title, []).append((name, unwrap(summary.partition("\n\n")[0])))
         write_sections(formatter, sections)
+
+    def describe(self, ctx: Any, name: str) -> tuple[str, str]:
+        """Return the section of a command in the help, and its own help."""
+        return "Commands", getattr(self.get_command(ctx, name), "help", None) or ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command's name."""

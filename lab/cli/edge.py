@@ -66,7 +66,7 @@ def _report_unexpected(error: BaseException) -> int:
 
 
 def _say(reason: str, code: int) -> int:
-    from lab.cli.console import open_console
+    from lab.console import open_console
     from lab.files import escape_controls, shorten_message
 
     line = escape_controls(shorten_message(Exception(reason), most=1000))

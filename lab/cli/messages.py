@@ -1,13 +1,16 @@
 """How commands print: control characters escaped, errors in one line, exit codes for usage."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
-    from lab.training.run import Run
+from lab.files import RunError, escape_controls
+from tasks.corpus import TextChangedError
+
+SECONDS = 1.5
+"""After which a user is told what takes so long."""
 
 
 @contextmanager
@@ -15,16 +18,29 @@ def report_failures() -> Iterator[None]:
     """Report an expected failure in one line: exit code 2 for wrong usage, 1 otherwise."""
     try:
         yield
+    except (RunError, TextChangedError) as error:
+        from lab.training.run import OutError
+
+        raise refuse(error, 2 if isinstance(error, OutError) else 1) from error
+    except typer.Exit:
+        raise
     except Exception as error:
         # These import torch, which only a failure should wait for.
-        from lab.files import RunError
+        from analysis.base import NotApplicableError
+        from analysis.pages.export import BrowserError
+        from lab.api.sweeping import InterruptedSweepError
         from lab.training.loop import DivergedError
-        from lab.training.run import OutError
-        from tasks.corpus import TextChangedError
 
-        if not isinstance(error, RunError | DivergedError | TextChangedError):
-            raise
-        raise refuse(error, 2 if isinstance(error, OutError) else 1) from error
+        match error:
+            case InterruptedSweepError():
+                raise refuse(error, 128 + error.signal) from error
+            case NotApplicableError():
+                raise refuse(f"only={error}; it does not apply to this run", 2) from error
+            case BrowserError():
+                raise refuse(error, 2) from error
+            case DivergedError():
+                raise refuse(error, 1) from error
+        raise
 
 
 @contextmanager
@@ -38,35 +54,31 @@ def report_usage_errors() -> Iterator[None]:
 
 def say(text: object, *, err: bool = False) -> None:
     """Print text whose control characters are shown as escapes."""
-    from lab.files import escape_controls
-
     typer.echo(escape_controls(str(text)), err=err)
-
-
-def say_if_changed(run: "Run") -> None:
-    """Say that the code of a run's own mixer is no longer that of its training, if so."""
-    change = run.describe_change()
-    if change:
-        say(f"{run.path}: {change}; its weights are now used in other code", err=True)
 
 
 def refuse(reason: object, code: int) -> typer.Exit:
     """Print the reason in one line, and return the exception that exits with a code."""
-    from lab.cli.console import open_console
-    from lab.files import escape_controls
+    from lab.console import open_console
 
     open_console(stderr=True).print(f"Error: {escape_controls(str(reason))}")
     return typer.Exit(code)
 
 
-def parse_assignments(texts: list[str]) -> dict[str, str]:
-    """Parse ["S.d_state=64", …] into options by name."""
-    options: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"option={text}: must look like S.d_state=64")
-        if name in options:
-            raise ValueError(f"option={text}: {name}={options[name]} is given too; choose one")
-        options[name] = value
-    return options
+@contextmanager
+def say_if_slow(what: str) -> Iterator[None]:
+    """Print what is being done to standard error if a `with` block takes long; empty: never."""
+    timer = threading.Timer(SECONDS, _say_doing, [what])
+    timer.daemon = True
+    if what:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _say_doing(what: str) -> None:
+    from lab.console import open_console
+
+    open_console(stderr=True).print(f"{what}; Ctrl-C stops")

@@ -1,72 +1,69 @@
-"""`lab sweep`: a grid of runs, and the end that it shares with the lab's studies."""
+"""Commands that train many runs: sweep, study, reproduce, claim."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli import rows
-from lab.cli.messages import refuse, report_failures, report_usage_errors, say
-from lab.cli.output import check_output
-from lab.cli.sweep_options import SweepOptions, share_options
+from lab.api.options import (
+    ClaimOptions,
+    GridOptions,
+    ReproduceOptions,
+    StudyOptions,
+    SweepOptions,
+)
+from lab.cli.command import takes
+from lab.cli.messages import report_failures, report_usage_errors, say
+from lab.cli.task import RowOptions
 
 if TYPE_CHECKING:
     import polars as pl
 
     from analysis.sweeps.results import SweepResults
-    from lab.cli.sweep_settings import SweepSettings
+    from lab.api.studies import StudyResult
+    from lab.api.sweep_settings import SweepSettings
     from lab.sweeps import Sweep
 
-PAGE = "sweep.html"
-"""The page of a sweep, in its folder."""
-OF_ONE_RUN = ("config", "evaluations", *rows.OPTIONS)
+OF_ONE_RUN = ("config", "evaluations", *(f.name for f in fields(RowOptions)))
 """Options of `lab TASK` that a sweep does not take."""
 
 
-@share_options
-def sweep(
-    context: typer.Context,
-    what: Annotated[
-        str, typer.Argument(metavar="TASK|FILE", help="A task, or a sweep as a .toml file.")
-    ],
-    options: SweepOptions,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE,…",
-            help="Values of an option of `lab TASK`, or of layers, such as S.d_state; if repeated, "
-            "all combinations are run. A value that holds a comma is written in double quotes.",
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INT,…",
-            help="Evaluate each run at these row lengths, which it passes on its way.",
-            show_default="the task's",
-        ),
-    ] = None,
-) -> None:
+def _note(text: str) -> None:
+    say(text, err=True)
+
+
+@takes(GridOptions, others=True)
+def sweep(options: GridOptions, words: Sequence[str]) -> None:
     """Train a model for each combination of values in a grid, several at a time.
 
     All other options of `lab TASK` are options of every run: --seq-len 64. Each run has its own
     folder. The same command resumes a sweep: runs that have ended are skipped, and others go on
     from their checkpoints. A run that fails stops no other.
     """
-    from lab.cli.console import open_table_console
-    from lab.cli.sweep_settings import read_file
-    from lab.cli.tables.sweeps import build_settings_table
+    from lab.api.sweep_settings import read_file, read_seeds
+    from lab.api.sweeping import PAGE
+    from lab.cli.tables.runs import build_settings_table
+    from lab.console import open_table_console
 
+    what = options.what
     with report_usage_errors():
         if what.endswith(".toml"):
-            for name, given in (("grid", grid), ("lengths", lengths), *_name_words(context.args)):
+            typed = [(word.lstrip("-"), word) for word in words if word.startswith("--")]
+            for name, given in (("grid", options.grid), ("lengths", options.lengths), *typed):
                 if given:
                     raise ValueError(f"--{name}: belongs in {what}, which describes the sweep")
             settings = read_file(Path(what))
         else:
-            settings = _read_words(what, grid or [], lengths, context.args)
-        built = _apply(settings, options).build()
-    _, found = run_sweep(built, options)
+            settings = _read_words(what, options.grid, options.lengths, words)
+        if options.seeds is not None:
+            settings = replace(settings, seeds=read_seeds(options.seeds))
+        if options.precision is not None:
+            settings = replace(settings, fixed={**settings.fixed, "precision": options.precision})
+        built = settings.build()
+    _, found = run_shown(built, options)
     open_table_console().print(build_settings_table(found.settings))
     say(found.summarize())
     page = (options.out or Path("runs") / built.name) / PAGE
@@ -75,12 +72,54 @@ def sweep(
     report_failed_runs(found)
 
 
+def _read_words(
+    task: str, grid: Sequence[str], lengths: str | None, words: Sequence[str]
+) -> "SweepSettings":
+    """Return the settings that the words of the command describe.
+
+    Raises:
+        ValueError: for an unknown task or option, or a value of another type.
+    """
+    from lab.api.sweep_settings import SweepSettings, parse_lengths, read_grid
+
+    read = read_grid(task, grid)
+    return SweepSettings(task, read, _read_fixed(task, words), lengths=parse_lengths(lengths))
+
+
+def _read_fixed(task: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of `lab TASK` that the words give, by field.
+
+    Raises:
+        ValueError: for an option that the runs of a sweep do not have.
+    """
+    from lab.cli.app import build_task_command
+
+    with build_task_command(task).make_context(f"lab {task}", list(words)) as parsed:
+        given = {name: v for name, v in parsed.params.items() if v not in (None, (), [])}
+        for name in ("as_json", "trust", "fresh"):  # a sweep has its own --fresh
+            given.pop(name)
+    for name in OF_ONE_RUN:
+        if given.pop(name, False) is not False:
+            raise ValueError(f"--{name.replace('_', '-')}: is for a single run, not for a sweep")
+    layers = dict(text.partition("=")[::2] for text in given.pop("options", []))
+    return given | layers
+
+
+def run_shown(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, SweepResults]":
+    """Run a sweep, showing how far it is; return its table and its results."""
+    from lab.api.progress import show_sweep
+    from lab.api.sweeping import run_sweep
+
+    with report_failures(), report_usage_errors():
+        return run_sweep(sweep, options, show_sweep(), _note)
+
+
 def report_failed_runs(found: "SweepResults") -> None:
     """Print the error of each run that has failed or diverged; exit with code 1 if one has failed.
 
     A run that diverged has ended: this is a result, and nothing that another try would change.
     """
-    from lab.cli.sweep_settings import join_some
+    from lab.api.sweep_settings import join_some
 
     for error, names in found.errors.items():
         say(f"{error} ({join_some(names)})", err=True)
@@ -89,126 +128,76 @@ def report_failed_runs(found: "SweepResults") -> None:
         raise typer.Exit(1)
 
 
-def _name_words(words: list[str]) -> list[tuple[str, str]]:
-    return [(word.lstrip("-"), word) for word in words if word.startswith("--")]
+@takes(ReproduceOptions)
+def reproduce(options: ReproduceOptions) -> None:
+    """Reproduce a figure of the paper, and compare its numbers with ours."""
+    from lab.api import studies
+    from lab.api.progress import show_sweep
+    from lab.cli.tables.suite import build_recall_table
+    from lab.console import open_table_console
+
+    with report_failures(), report_usage_errors():
+        found = studies.reproduce(options, show_sweep(), _note)
+    if found.settings:
+        open_table_console().print(build_recall_table(found.settings))
+    _show_study(found, options)
 
 
-def _read_words(
-    task: str, grid: list[str], lengths: str | None, words: list[str]
-) -> "SweepSettings":
-    """Return the settings that the words of the command describe.
+@takes(StudyOptions)
+def study(options: StudyOptions) -> None:
+    """Run one of the lab's own studies.
 
-    Raises:
-        ValueError: for an unknown task or option, or a value of another type.
+    trainability: what shortens the first stage of attention's training? trainability-ssd: what lets
+    SSD begin to recall? capacity: how many pairs does the state of SSD hold?
     """
-    from lab.cli.sweep_settings import SweepSettings, parse_lengths, read_grid
+    from lab.api import studies
+    from lab.api.progress import show_sweep
 
-    read = read_grid(task, grid)
-    return SweepSettings(task, read, _read_fixed(task, words), lengths=parse_lengths(lengths))
+    with report_failures(), report_usage_errors():
+        found = studies.study(options, show_sweep(), _note)
+    if found.note:
+        say(found.note)
+    _show_study(found, options)
 
 
-def _read_fixed(task: str, words: list[str]) -> dict[str, Any]:
-    """Return the options of `lab TASK` that the words give, by field.
+def _show_study(found: "StudyResult", options: StudyOptions | ReproduceOptions) -> None:
+    """Print tables and sentences, and save the figure if one is asked for."""
+    from lab.api.studies import save_study
+    from lab.cli.tables.suite import build_numbers_table
+    from lab.console import open_table_console
 
-    Raises:
-        ValueError: for an option that the runs of a sweep do not have.
+    for finding in found.findings:
+        numbers = finding.numbers()
+        if numbers is not None:
+            open_table_console().print(build_numbers_table(numbers))
+        say(finding.says)
+    if found.left:
+        say(f"Runs that have no result and are left out: {found.left} of {found.runs}.")
+    if options.figure is not None:
+        with report_failures(), report_usage_errors():
+            save_study(found, options)
+        say(options.figure)
+
+
+@takes(ClaimOptions, json="Print the card as JSON.")
+def claim(options: ClaimOptions, as_json: bool) -> None:
+    """Run or complete the sweep of a claim, and print whether the claim holds.
+
+    The verdict is "holds", "fails" or "undecided", with an interval and the number of seeds. A run
+    that fails or is missing leaves the claim undecided. The card, claim.json and claim.html, has
+    digests of data, code and configuration.
     """
-    from lab.cli.task_commands import build_task_command
+    from lab.api.claiming import judge, list_claims
+    from lab.api.progress import show_sweep
+    from lab.cli.tables.suite import build_claims_list
+    from lab.console import open_table_console
 
-    with build_task_command(task).make_context(f"lab {task}", list(words)) as parsed:
-        given = {name: v for name, v in parsed.params.items() if v not in (None, (), [])}
-        for name in ("as_json", "trust", "fresh"):  # a sweep has its own --fresh
-            given.pop(name)
-    for name in OF_ONE_RUN:
-        if name in given:
-            raise ValueError(f"--{name.replace('_', '-')}: is for a single run, not for a sweep")
-    layers = dict(text.partition("=")[::2] for text in given.pop("options", []))
-    return given | layers
-
-
-def _apply(settings: "SweepSettings", options: SweepOptions) -> "SweepSettings":
-    """Return settings with what the options of the command change."""
-    from dataclasses import replace
-
-    from lab.cli.sweep_settings import read_seeds
-
-    if options.seeds is not None:
-        settings = replace(settings, seeds=read_seeds(options.seeds))
-    if options.precision is not None:
-        settings = replace(settings, fixed={**settings.fixed, "precision": options.precision})
-    return settings
-
-
-def run_sweep(sweep: "Sweep", options: SweepOptions) -> "tuple[pl.DataFrame, SweepResults]":
-    """Run the unfinished cells, unless the sweep is only shown; return its table and its results.
-
-    The sweep's page and its figures are written.
-
-    Errors of usage and of files are reported in one line, as commands do.
-    """
-    from analysis.sweeps.results import collect_results
-    from lab.cli.sweeping import InterruptedSweepError, SweepJob
-    from lab.cli.tables.sweep_progress import show_sweep
-
-    with report_usage_errors():
-        if options.fresh and options.show:
-            raise ValueError("--fresh: has no effect with --show")
-        sweep = sweep.select(options.only or [])
-        out = options.out or Path("runs") / sweep.name
-        check_output("out", out / PAGE, options.force)
-        if (
-            options.figures is not None
-            and options.figures.exists()
-            and not options.figures.is_dir()
-        ):
-            raise ValueError(f"figures={options.figures}: is a file, must be a folder")
-        job = SweepJob(
-            sweep,
-            out,
-            options.table,
-            options.workers,
-            options.max_minutes,
-            options.ray,
-            options.fresh,
-        )
-    with report_failures():
-        earlier = job.read_earlier()
-        if ignored := job.count_ignored(earlier):
-            say(
-                f"table={options.table}: ended runs that do not count, as their settings are not "
-                f"this sweep's: {ignored}; each stays until a run with this sweep's has ended",
-                err=True,
-            )
-        if options.show:
-            there = options.table is not None and options.table.exists()
-            table = job.tabulate(earlier) if there else job.write_table(earlier)
-        else:
-            with report_usage_errors():
-                try:
-                    table = job.run(show_sweep(), earlier)
-                except InterruptedSweepError as stop:
-                    raise refuse(stop, 128 + stop.signal) from stop
-        found = collect_results(table, sweep.factors)
-        _write_pages(found, sweep, out, options)
-    return table, found
-
-
-def _write_pages(found: "SweepResults", sweep: "Sweep", out: Path, options: SweepOptions) -> None:
-    from analysis.pages.export import save_all
-    from analysis.pages.page import draw_findings
-    from analysis.pages.sweep import write_page
-    from lab.files import explain_write_errors
-
-    if set(found.counts) - {"not run"}:
-        write_page(found, sweep.name, sweep.question, out / PAGE)
-    if options.figures is not None:
-        with explain_write_errors(options.figures):
-            options.figures.mkdir(parents=True, exist_ok=True)
-            drawn = {
-                options.figures / f"{name}.html": fig
-                for name, fig in draw_findings(found.findings, sweep.name).items()
-            }
-            with report_usage_errors():
-                for file in drawn:
-                    check_output("figures", file, options.force)
-            save_all(drawn)
+    if options.listing:
+        open_table_console().print(build_claims_list(list_claims()))
+        return
+    with report_failures(), report_usage_errors():
+        found = judge(options, show_sweep(), _note)
+    typer.echo(json.dumps(found.card.to_dict()) if as_json else found.card.summarize())
+    typer.echo(f"card: {found.page}", err=True)
+    if found.results is not None:
+        report_failed_runs(found.results)

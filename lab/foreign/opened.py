@@ -13,7 +13,7 @@ from lab.foreign.mixer import ForeignMixer, Route, is_close, map_output, pass_co
 from lab.foreign.norm import ForeignMLP, find_type, watch_mlp, watch_norm
 from lab.foreign.parts import Parts
 from lab.hooks import HookPoint, hook_points
-from lab.laws.adapters import Carried, HuggingFaceDecoder
+from lab.laws.adapters import Carried, DecodingAdapter, advance_cache, call_model, list_caches
 from lab.layers.mixer import MatrixMixer
 from lab.layers.state import check_decoding
 from lab.models.block import Block
@@ -129,8 +129,12 @@ class OpenedModel(LanguageModel):
         self.blocks = nn.ModuleList(blocks)
         self.add_module("norm_final", watch_norm(norm_final))
         self.head = foreign.get_output_embeddings()
-        self.decoder = HuggingFaceDecoder(
-            backbone, output="last_hidden_state", given="inputs_embeds"
+        ways = list(list_caches(backbone, given="inputs_embeds"))
+        if not ways:
+            raise ValueError(f"model={type(foreign).__name__}: takes no cache")
+        options, _ = ways[0]
+        self.decoder = DecodingAdapter(
+            backbone, advance_cache, call_model, output="last_hidden_state", **options
         )
         self.foreign = foreign
         hook_points(self)

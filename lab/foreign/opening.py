@@ -18,7 +18,7 @@ from lab.foreign.mamba import find_scan_class
 from lab.foreign.mixer import ForeignMixer, Route, is_close
 from lab.foreign.opened import OpenedBlock, OpenedModel
 from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
-from lab.laws.adapters.kinds import is_hugging_face
+from lab.laws.adapters import is_hugging_face
 from lab.layers.mixer import MatrixMixer
 from tasks.bounds import check_choice
 
@@ -158,7 +158,8 @@ def _run(name: str, device: torch.device, call: Callable[[], Result]) -> Result:
         if kernel and device.type == "cpu":
             reason = (
                 "it computes with Triton or CUDA kernels alone, which need a GPU; of "
-                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU"
+                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU, and models of "
+                "transformers that use its kernels may run where it is not installed"
             )
         raise ValueError(f"model={name}: cannot run on {device.type}: {reason}") from error
 

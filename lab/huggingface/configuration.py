@@ -21,6 +21,7 @@ class LabConfig(PreTrainedConfig):
             guesses evenly.
         tie_word_embeddings: whether the head is the embedding table.
         num_hidden_layers: how many blocks the stack has; a model fills it in.
+        output_router_logits: whether a model with routed experts adds their balance loss.
 
     Raises:
         ValueError: for a model with a mixer of your own (`ModelConfig.model`): a folder from
@@ -43,6 +44,7 @@ class LabConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     num_hidden_layers: int | None = None
     use_cache: bool = True
+    output_router_logits: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None

@@ -1,5 +1,6 @@
 """A lab model with the interface of a Hugging Face causal language model."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,11 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers import Cache, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 
 from lab.hooks import HookFn, HookPoint, NamesFilter
 from lab.huggingface.configuration import LabConfig
+from lab.huggingface.packing import PACKING, Documents, find_documents
+from lab.layers.routed import RoutedMoE, imbalance, measure_share
+from lab.layers.state import token_positions
 from lab.models import LanguageModel, build
+from lab.models.block import Block
 from lab.models.language_model import ModelState
 
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
@@ -21,7 +26,8 @@ CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_value
 
 FOR_LOSS = frozenset(("num_items_in_batch", "shift_labels", "ignore_index", "weight"))
 """Arguments that go to transformers' loss."""
-LEFT_OUT = "Positions count the tokens of a row that attention_mask keeps; rows are not packed"
+FOR_KERNELS = frozenset(("max_length_q", "max_length_k"))
+"""Arguments that come beside lengths of documents and say nothing more."""
 
 
 class DecodingCache(Cache):
@@ -58,6 +64,7 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _tied_weights_keys = {"model.head.weight": "model.embed.weight"}  # noqa: RUF012
     _is_stateful = True
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: LabConfig):
         super().__init__(config)
@@ -73,6 +80,7 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             seed=torch.initial_seed() % 2**63,
         )
         config.num_hidden_layers = len(self.model.list_blocks())
+        self.gradient_checkpointing = False
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -109,12 +117,19 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Int[Tensor, "b t"] | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Int[Tensor, " q"] = 0,
         return_dict: bool | None = None,
         past_key_values: DecodingCache | None = None,
+        position_ids: Int[Tensor, "b t"] | None = None,
+        seq_idx: Int[Tensor, "b t"] | None = None,
+        output_router_logits: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast | tuple[Any, ...]:
         """Return logits [b t v], and a loss where there are labels, as transformers' models do.
+
+        Rows may be packed: where `position_ids`, `seq_idx` or `cu_seq_lens_q` say that a document
+        begins, every mixer begins anew (`lab.huggingface.packing`), and no label is predicted
+        from the document before.
 
         Args:
             input_ids: tokens; either these or `inputs_embeds`.
@@ -122,17 +137,26 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             inputs_embeds: what the embedding table would give.
             cache: what an earlier call with `use_cache` returned.
             labels: the tokens again; shifted here, so that each position predicts the next one.
+                Targets of the lab's tasks are shifted already: give them as `shift_labels`.
             use_cache: whether to return the state after these tokens.
             output_hidden_states: whether to return what each block reads, and what the head reads.
-            logits_to_keep: compute logits of the last positions alone; 0: of all.
+            logits_to_keep: compute logits of the last positions alone, or of some positions [q];
+                0: of all.
             return_dict: whether to return an object; False: a tuple.
             past_key_values: `cache`, as transformers calls it before version 5.24.
-            kwargs: what `Trainer` gives to the loss: `num_items_in_batch`.
+            position_ids: how many tokens of its document stand before each; those of padding mean
+                nothing.
+            seq_idx: a number for each document of a row.
+            output_router_logits: whether to return the routers' log-probabilities and the experts'
+                balance loss, `aux_loss`, which is then part of the loss.
+            kwargs: lengths of documents (`cu_seq_lens_q`, `cu_seqlens`), and what goes to the
+                loss: `shift_labels`, `num_items_in_batch`.
 
         Raises:
             ValueError: for both or neither of `input_ids` and `inputs_embeds`, for an argument that
-                the model does not know, such as `position_ids`, or for `output_attentions`: hook
-                points give patterns (`self.model.run_with_cache`).
+                the model does not know, positions that do not count the tokens read, packed rows
+                with a cache, `output_router_logits` of a model without routed experts, or
+                `output_attentions`: hook points give patterns (`self.model.run_with_cache`).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -140,35 +164,81 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 "output_attentions=True: not every mixer has one; use model.model.run_with_cache"
             )
+        packing = {"position_ids": position_ids, "seq_idx": seq_idx}
+        packing |= {name: kwargs.pop(name) for name in PACKING if name in kwargs}
         for name, value in kwargs.items():
-            if name not in FOR_LOSS and value is not None:
-                raise ValueError(f"{name}: is not an argument of this model. {LEFT_OUT}")
+            if name not in FOR_LOSS | FOR_KERNELS and value is not None:
+                raise ValueError(f"{name}: is not an argument of this model")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        if output_router_logits is None:
+            output_router_logits = self.config.output_router_logits
         if return_dict is None:
             return_dict = self.config.return_dict
         x = self.model.embed(input_ids) if inputs_embeds is None else inputs_embeds
         keep = None if attention_mask is None else attention_mask[:, -x.shape[1] :].bool()
         keep = None if keep is None or bool(keep.all()) else keep
-        streams: list[Tensor] = []
-        collect: list[tuple[NamesFilter, HookFn]] = [(_is_block_input, partial(_collect, streams))]
         before = past_key_values if cache is None else cache
-        with self.model.hooks(collect if output_hidden_states else []):
-            hidden, after = self._read(x, before, keep, bool(use_cache))
-        logits = self.model.head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+        given = {name: value for name, value in packing.items() if value is not None}
+        documents = _find_packed(given, x, before, keep, bool(use_cache))
+        streams: list[Tensor] = []
+        scores: list[Tensor] = []
+        chosen: list[Tensor] = []
+        collect: list[tuple[NamesFilter, HookFn]] = []
+        if output_hidden_states:
+            collect.append((_ends_with("hook_resid_pre"), partial(_collect, streams)))
+        if output_router_logits:
+            if not any(isinstance(part, RoutedMoE) for part in self.model.modules()):
+                raise ValueError("output_router_logits=True: the model has no routed experts")
+            collect.append((_ends_with("hook_router_scores"), partial(_collect, scores)))
+            collect.append((_ends_with("hook_expert_indices"), partial(_collect, chosen)))
+        with self.model.hooks(collect):
+            if documents is None:
+                hidden, after = self._read(x, before, keep, bool(use_cache))
+            else:
+                hidden, after = self._read(documents.unpack(x), None, None, False)
+        if documents is not None:
+            hidden = documents.pack(hidden)
+            streams, scores, chosen = (
+                [documents.pack(part) for part in parts] for parts in (streams, scores, chosen)
             )
-        carried: dict[str, Any] = {CACHE: after}
-        output = CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            hidden_states=(*streams, hidden) if output_hidden_states else None,
-            **carried,
-        )
-        return output.to_tuple() if return_dict is False else output
+            if labels is not None:
+                labels = labels.masked_fill(documents.place == 0, kwargs.get("ignore_index", -100))
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.head(hidden[:, kept])
+        loss = None
+        if labels is not None or kwargs.get("shift_labels") is not None:
+            for_loss = {name: value for name, value in kwargs.items() if name in FOR_LOSS}
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **for_loss
+            )
+        output: dict[str, Any] = {
+            "loss": loss,
+            "logits": logits,
+            CACHE: after,
+            "hidden_states": (*streams, hidden) if output_hidden_states else None,
+        }
+        if not output_router_logits:
+            returned = CausalLMOutputWithPast(**output)
+        else:
+            balance = self._measure_balance(scores, chosen, keep)
+            if loss is not None:
+                output["loss"] = loss + balance
+            logs: Any = tuple(score.flatten(0, 1).log() for score in scores)
+            returned = MoeCausalLMOutputWithPast(**output, aux_loss=balance, router_logits=logs)
+        return returned.to_tuple() if return_dict is False else returned
+
+    def _measure_balance(
+        self, scores: list[Tensor], chosen: list[Tensor], keep: Tensor | None
+    ) -> Float[Tensor, ""]:
+        """Return the sum of the layers' balance losses, over the tokens that are not padding."""
+        routed = [part for part in self.model.modules() if isinstance(part, RoutedMoE)]
+        total = scores[0].new_zeros(())
+        for layer, p, indices in zip(routed, scores, chosen, strict=True):
+            if keep is not None:
+                p, indices = p[keep][None], indices[keep][None]
+            total = total + layer.balance_weight * imbalance(p, measure_share(indices, p))
+        return total
 
     def _read(
         self,
@@ -178,6 +248,10 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool,
     ) -> tuple[Float[Tensor, "b t d"], DecodingCache | None]:
         """Return what the head reads, and the cache after these tokens if one is wanted."""
+        if self.gradient_checkpointing and self.training and cache is None and not use_cache:
+            for block in self.model.list_blocks():
+                x = self._gradient_checkpointing_func(partial(_run_block, block, keep), x)
+            return self.model.norm_final(x), None
         if cache is None and keep is None and not use_cache:
             return self.model.forward_embeddings(x), None
         if cache is not None and x.shape[1] == 1 and keep is None:
@@ -191,8 +265,44 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
         return hidden, DecodingCache(state, x.shape[1] + (0 if cache is None else cache.length))
 
 
-def _is_block_input(name: str) -> bool:
-    return name.endswith("hook_resid_pre")
+def _find_packed(
+    given: dict[str, Tensor],
+    x: Float[Tensor, "b t d"],
+    cache: DecodingCache | None,
+    keep: Tensor | None,
+    use_cache: bool,
+) -> Documents | None:
+    """Return the documents of packed rows; None where each row is one document.
+
+    Raises:
+        ValueError: for positions that do not count the tokens read, or packed rows with a cache.
+    """
+    if given.keys() == {"position_ids"}:
+        counted = token_positions(
+            x.shape[1], x.device, None if cache is None else cache.state, keep
+        ).expand(x.shape[:2])
+        kept = slice(None) if keep is None else keep
+        if torch.equal(given["position_ids"].expand(x.shape[:2])[kept], counted[kept]):
+            return None
+    if not given:
+        return None
+    if cache is not None:
+        raise ValueError(
+            f"{' and '.join(given)}: beside a cache, positions go on from the tokens read; "
+            "packed rows take no cache"
+        )
+    documents = find_documents(given, (x.shape[0], x.shape[1]), keep)
+    if use_cache:
+        raise ValueError(f"use_cache=True: {' and '.join(given)} pack rows, which leave no state")
+    return documents
+
+
+def _run_block(block: Block, keep: Tensor | None, x: Tensor) -> Tensor:
+    return block(x) if keep is None else block.prefill(x, None, keep)[0]
+
+
+def _ends_with(point: str) -> Callable[[str], bool]:
+    return lambda name: name.endswith(point)
 
 
 def _collect(streams: list[Tensor], x: Tensor, hook: HookPoint) -> None:

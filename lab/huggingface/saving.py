@@ -15,7 +15,9 @@ from tasks.next_byte import Bytes
 
 
 def build_byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer that turns text into its UTF-8 bytes and back; byte 0 pads on the left.
+    """Return a tokenizer that turns text into its UTF-8 bytes and back; byte 0 pads and ends.
+
+    Rows are padded on the left. Text holds no byte 0, and no byte is added to it.
 
     >>> tokenizer = build_byte_tokenizer()
     >>> tokenizer("é!")["input_ids"]
@@ -30,6 +32,7 @@ def build_byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=characters[0],
+        eos_token=characters[0],
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
@@ -71,6 +74,8 @@ def convert(run: Run, step: int | None = None) -> LabForCausalLM:
         ValueError: for a model with a mixer of your own.
     """
     config = LabConfig.from_model_config(run.model, run.task.vocab_size)
+    if isinstance(run.task, Bytes):
+        config.pad_token_id = config.eos_token_id = 0
     chosen = max(run.list_steps(), default=0) if step is None else step
     model = LabForCausalLM(config)
     model.model.load_state_dict(run.load_model(chosen).state_dict())

@@ -13,12 +13,10 @@ from torch.overrides import TorchFunctionMode
 from lab.files import describe_error
 from lab.laws.causal import compare_beside_special, list_special, name_special
 from lab.laws.comparison import run_trials
-from lab.laws.law import Law
+from lab.laws.law import Law, MatrixMixer, Trial, Verdict
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, copy_module, draw
 from lab.laws.reproduction import write_program
-from lab.laws.verdict import Trial, Verdict
-from lab.layers.mixer import MatrixMixer
 from lab.seeding import fix_seed
 
 
@@ -224,7 +222,7 @@ def judge_forms(module: nn.Module, probes: Probes) -> Verdict:
     this law is not decided where no compiler is named.
     """
     compiler = probes.settings.compiler
-    if compiler is None:
+    if compiler in (None, "none"):
         return Verdict(FORMS.name, "not decided", "no compiler was chosen")
     # Every length is compiled anew, so only the longest is tried, which has the most chunks; but a
     # loop over tokens is compiled token by token, which limits the length.

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.tokens import Tokens, encode_token, encode_tokens
 from lab.laws.comparison import run_trials
-from lab.laws.law import Law
+from lab.laws.law import Law, Trial, Verdict, read_clock
 from lab.laws.probes import Probes, draw
-from lab.laws.verdict import Trial, Verdict, read_clock
+from lab.laws.tokens import Tokens, encode_token, encode_tokens
 
 Special = Mapping[str, int] | None
 """The arguments of `encode_token` beside the width; None for a vector of zeros."""

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.certify_settings import CertifySettings, Condition
+from lab.certify_settings import QUICK, CertifySettings, Condition
 from lab.files import describe_error
-from lab.laws.adapters import Adapted, adapt, find_lengths_taken
-from lab.laws.laws import LAWS, select_laws
+from lab.laws import agreement, causal, decoding, derivative, gradient, numerics, tables
+from lab.laws.adaptation import Adapted, adapt, find_lengths_taken
+from lab.laws.adapters import Adapter
+from lab.laws.law import Law, Verdict
 from lab.laws.loading import SmallModel, build, is_target, load
 from lab.laws.noise import find_own_precision, find_precisions, in_double
 from lab.laws.probes import (
@@ -27,17 +29,51 @@ from lab.laws.probes import (
     find_longer_lengths,
 )
 from lab.laws.reproduction import Origin
-from lab.laws.verdict import Verdict
+from lab.laws.tokens import Tokens
+from tasks.bounds import check_choice
 
 Target = str | nn.Module | Callable[..., Any]
 """A module, a function, or "package.module:factory"."""
-
 HALVES = (torch.float16, torch.bfloat16)
-ADAPTERS = "lab.laws.adapters"
+
+LAWS: dict[str, Law] = {
+    law.name: law
+    for law in (
+        agreement.REPEATS,
+        causal.LAW,
+        agreement.BATCHES,
+        decoding.DECODING,
+        decoding.RELATIVE,
+        decoding.PADDING,
+        gradient.LAW,
+        derivative.LAW,
+        derivative.TWICE,
+        tables.LAW,
+        agreement.FORMS,
+        agreement.MATRIX,
+        numerics.PRECISION,
+        numerics.STABLE,
+    )
+}
+"""Every law by name, in the order in which they are tried; a new law is a line here."""
+
+
+def select_laws(names: Collection[str] | None, field: str = "only") -> list[str]:
+    """Return the laws asked for, in the order in which they are tried; None asks for all.
+
+    Raises:
+        ValueError: for an unknown law, lists the known ones; for text or an empty list. `field` is
+            what the message calls the names.
+    """
+    if isinstance(names, str) or (names is not None and not names):
+        raise ValueError(f"{field}={names!r}: must be a list of one or more laws, or None for all")
+    for law in names or ():
+        check_choice(field, law, LAWS)
+    return [law for law in LAWS if names is None or law in names]
 
 
 def certify(
-    target: Target, *args: Any, only: Collection[str] | None = None, **settings: Any
+    target: Target, settings: CertifySettings | None = None, **changes: Any
 ) -> list[Verdict]:
     """Try the laws on a module, the lab's or foreign, and return the verdicts.
 
@@ -49,19 +85,64 @@ def certify(
     Args:
         target: a module or function from [b t d] or tokens [b t], which is left unchanged; or
             "package.module:factory", which is imported and called anew for every seed.
-        args: the fields `d_model`, `lengths`, `batch` and `seed` of `CertifySettings`.
-        only: names of the laws to try; None tries all.
-        settings: any fields of `CertifySettings`; `device` may be a `torch.device`.
+        settings: what to try it on, and how much that may cost.
+        changes: fields of `CertifySettings` that differ from the settings'; `device` may be a
+            `torch.device`.
 
     Raises:
         ValueError: as `CertifySettings` and `Certification`; for an unknown law, lists the known
             ones.
     """
-    selected = select_laws(only)
-    if "device" in settings:
-        settings["device"] = str(settings["device"])
-    certification = Certification(target, CertifySettings(*args, **settings))
+    if "device" in changes:
+        changes["device"] = str(changes["device"])
+    settings = replace(settings or CertifySettings(), **changes)
+    selected = select_laws(settings.only)
+    certification = Certification(target, settings)
     return [certification.judge(law) for law in selected]
+
+
+def assert_lawful(
+    target: str | nn.Module | Callable[..., Any],
+    d_model: int | None = None,
+    lengths: Sequence[int] | None = QUICK.lengths,
+    *,
+    laws: Collection[str] | None = None,
+    **settings: Any,
+) -> None:
+    """Fail a test, with the counter-examples, unless a module obeys the laws.
+
+    >>> def test_my_mixer():
+    ...     assert_lawful(nn.LSTM(8, 8, batch_first=True), laws=["causal", "batch-invariant"])
+    >>> test_my_mixer()
+    >>> assert_lawful(lambda x: x - x.mean(1, keepdim=True), 8, laws=["causal"])
+    Traceback (most recent call last):
+    AssertionError: causal fails: ...
+
+    Args:
+        target: as in `certify`.
+        d_model: width d of the inputs; None finds it by trying.
+        lengths: sequence lengths of the probes.
+        laws: laws that must hold; "not applicable" and "not decided" fail the test too. None
+            requires that no law fails and that at least one holds.
+        settings: other fields of `CertifySettings`; the defaults are those of `QUICK`, which take a
+            few seconds and do not try training mode.
+
+    Raises:
+        AssertionError: names each law that is broken, its evidence and its counter-example, and
+            ends with the program that shows the first.
+        ValueError: as `Certification`; for an unknown law, lists the known ones.
+    """
+    selected = select_laws(laws, "laws")
+    certification = Certification(
+        target, replace(QUICK, d_model=d_model, lengths=lengths, **settings)
+    )
+    found = [certification.judge(law) for law in selected]
+    broken = [v for v in found if v.verdict != "holds" and (laws or v.verdict == "fails")]
+    lines = [f"{v.law} {v.verdict}: {v.counterexample or v.evidence}" for v in broken]
+    lines += [f"  ({v.evidence})" for v in broken[:1] if v.counterexample]
+    lines += [f"\n{v.snippet}" for v in broken if v.snippet][:1]
+    assert not broken, "\n".join(lines)
+    assert any(v.verdict == "holds" for v in found), f"no law was decided: {found[0].evidence}"
 
 
 class Certification:
@@ -185,8 +266,7 @@ class Certification:
             target = build(target, options, seed)
         elif isinstance(target, nn.Module):
             target = copy_module(target)
-        calling = {"d_model": self.settings.d_model, **(self.settings.calling or {})}
-        return adapt(target, **calling)
+        return adapt(target, **self.settings.list_calling())
 
     def _find_lengths(self) -> tuple[int, ...]:
         module = self._first.module
@@ -215,7 +295,8 @@ class Certification:
         lines = []
         if adapted.recipe != "module":
             lines.append(f"module = {adapted.recipe}")
-            uses += _list_adapters(adapted.module)
+            for adapter in _list_adapters(adapted.module):
+                uses += adapter.list_sources()
         if condition.weights != "as built":
             lines.append(
                 f"module = apply_condition(module, {condition.weights!r}, "
@@ -240,12 +321,12 @@ class Certification:
         )
 
 
-def _list_adapters(module: nn.Module) -> list[type[nn.Module]]:
-    """Return the classes of a module's adapters, the outermost first."""
-    found: list[type[nn.Module]] = []
+def _list_adapters(module: nn.Module) -> list[Adapter | Tokens]:
+    """List a module's adapters, the outermost first."""
+    found = []
     held: Any = module  # what the last adapter holds: a module or a function
-    while type(held).__module__.startswith(ADAPTERS):
-        found.append(type(held))
+    while isinstance(held, Adapter | Tokens):
+        found.append(held)
         held = held.module
     return found
 

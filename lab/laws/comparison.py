@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.noise import lower_precision, noise_floor, relative_error
-from lab.laws.probes import Probes, copy_module, draw, name_precision
-from lab.laws.reproduction import write_program
-from lab.laws.verdict import (
+from lab.laws.law import (
     LEAST,
     IncomparableError,
     Timer,
@@ -23,6 +20,9 @@ from lab.laws.verdict import (
     describe_refusal,
     read_clock,
 )
+from lab.laws.noise import lower_precision, noise_floor, relative_error
+from lab.laws.probes import Probes, copy_module, draw, name_precision
+from lab.laws.reproduction import write_program
 
 
 class OwnPrecision:

@@ -1,20 +1,18 @@
-"""Laws of decoding: steps, prefills and padding give what one call gives."""
+"""Laws of decoding: steps, prefills, padding and a later start give what one call gives."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters.plain import PATTERNS
+from lab.laws.adapters import PATTERNS
 from lab.laws.causal import Special, list_special, name_special, put_special
 from lab.laws.comparison import ROUNDINGS, run_trials
-from lab.laws.law import Law
+from lab.laws.law import Decoder, Law, Trial, Trials, Verdict
 from lab.laws.noise import lower_precision, noise_floor, relative_error
 from lab.laws.probes import Probes, draw
-from lab.laws.verdict import Trial, Trials, Verdict
-from lab.layers.state import Decoder, State
 
 PREFIXES = 33
 """Longest input of which each prefix is read by itself."""
@@ -58,13 +56,13 @@ class OnPrefixes(nn.Module):
         """Return the last output on each prefix."""
         return torch.stack([self.module(x[:, : i + 1])[:, i] for i in range(x.shape[1])], 1)
 
-    def start(self, batch: int, position: int = 0) -> State:
+    def start(self, batch: int, position: int = 0) -> Any:
         """Return the state before the first token."""
         return self.module.start(batch, position)
 
     def prefill(
-        self, x: Tensor, state: State | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+        self, x: Tensor, state: Any = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """Return the last output on each prefix of further tokens, and the state after all."""
         parts = [
             self.module.prefill(x[:, :end], state, None if keep is None else keep[:, :end])
@@ -72,7 +70,7 @@ class OnPrefixes(nn.Module):
         ]
         return torch.stack([y[:, -1] for y, _ in parts], 1), parts[-1][1]
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return the output of one further token, and the state after it."""
         return self.module.step(x, state)
 
@@ -185,7 +183,7 @@ def compare_steps_after_two(
     return take_steps(module, x, y, state, middle, end), y
 
 
-def take_steps(module: Any, x: Tensor, y: Tensor, state: State, cut: int, end: int) -> Tensor:
+def take_steps(module: Any, x: Tensor, y: Tensor, state: Any, cut: int, end: int) -> Tensor:
     """Return how outputs of steps differ from outputs y; zero where no step was taken."""
     difference = torch.zeros_like(y)
     for i in range(cut, end):
@@ -210,7 +208,7 @@ def check_prefill_position(module: Any, x: Tensor, cut: int) -> tuple[Tensor, Te
     return compare_position(state, x.shape[1])
 
 
-def compare_position(state: State, position: int) -> tuple[Tensor, Tensor]:
+def compare_position(state: Any, position: int) -> tuple[Tensor, Tensor]:
     """Return by how many tokens a state's position differs from what it should be, and ones.
 
     A state that has no attribute `position` tells none, and is right.
@@ -219,16 +217,6 @@ def compare_position(state: State, position: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, 1), torch.ones(1, 1)
     difference = (state.position - position).double()[:, None]
     return difference, torch.ones_like(difference)
-
-
-@runtime_checkable
-class PaddedDecoder(Decoder, Protocol):
-    """A decoder that supports some patterns of padding only."""
-
-    @property
-    def paddings(self) -> tuple[str, ...]:
-        """The patterns, of `PATTERNS`, that must have no effect."""
-        ...
 
 
 def judge_padding(module: nn.Module, probes: Probes) -> Verdict:
@@ -243,7 +231,7 @@ def judge_padding(module: nn.Module, probes: Probes) -> Verdict:
     """
     if not isinstance(module, Decoder):
         return Verdict(PADDING.name, "not applicable", "the module has no start, prefill and step")
-    patterns = module.paddings if isinstance(module, PaddedDecoder) else PATTERNS
+    patterns = getattr(module, "paddings", PATTERNS)
     if not patterns:
         return Verdict(PADDING.name, "not applicable", "the module takes no mask of padding")
     every = set(patterns) == set(PATTERNS)
@@ -403,3 +391,82 @@ def draw_further(x: Tensor, pattern: str, every: bool) -> tuple[Tensor, Tensor]:
 def draw_last(x: Tensor, every: bool) -> Tensor:
     """Return one more token per row."""
     return draw((x.shape[0] + every, x.shape[2]), seed=x.shape[1] + 1).to(x)
+
+
+SHIFTS = (1, 1_000, 2_040, 32_760, 100_000)
+ENDS = (2_040, 32_760)
+"""Shifts just below the largest positions that fp16 and int16 hold exactly."""
+BEYOND = 9
+"""Least length that goes beyond them from there."""
+
+
+def judge_shifts(module: nn.Module, probes: Probes) -> Verdict:
+    """Starting at a later position gives the same outputs, where the module claims so.
+
+    At position j a module in precision u knows an angle jθ, θ ≤ 1, to jθ·2u (θ and the product
+    round). A rotated query and key err by 2u·j of their norms each, so their product errs by four
+    roundings of its factors for each of the s + t positions passed. The outputs from the start err
+    as well, which makes eight. How far a rounding of the input moves the output is the noise floor.
+
+    Source: the bound of the RoPE properties, |Δ| ≤ ‖c‖‖b‖u·2θΣpositions, in the output's terms.
+    """
+    if not (isinstance(module, Decoder) and hasattr(module, "relative")):
+        missing = "the module has no start, prefill and step, or does not declare `relative`"
+        return Verdict(RELATIVE.name, "not applicable", missing)
+    if not module.relative:
+        words = "the module says that its positions are absolute"
+        return Verdict(RELATIVE.name, "not applicable", words)
+    found = []
+    for shift in SHIFTS:
+
+        def trials(module: nn.Module, x: Tensor, shift: int = shift) -> Iterator[Trial]:
+            words = f"starting at position {shift} moves output {{position}} of row {{row}}"
+            yield Trial(compare_shifted, {"shift": shift}, words)
+            yield Trial(compare_shifted_step, {"shift": shift}, f"{words}, computed by a step")
+            words = f"starting at position {shift}, the state ends at a wrong one in row {{row}}"
+            yield Trial(check_shifted_position, {"shift": shift}, words)
+
+        roundings = max(ROUNDINGS, 8 * (shift + probes.lengths[-1]))
+        beyond = [n for n in probes.lengths if n >= BEYOND][:1] or probes.lengths[-1:]
+        tried = probes.with_lengths(beyond) if shift in ENDS else probes
+        found.append(run_trials(RELATIVE.name, module, tried, trials, roundings, probes.angles))
+        if found[-1].verdict == "fails":
+            return found[-1]
+    decided = [v for v in found if v.verdict == "holds"]
+    shifted = [(f"shifted by {s}", v) for s, v in zip(SHIFTS, found, strict=True)]
+    if not decided:
+        words = f"shifted by {SHIFTS[0]}: {found[0].evidence}; none of the larger shifts is decided"
+        return Verdict(RELATIVE.name, "not decided", words)
+    evidence = "; ".join(f"{how}: {v.evidence}" for how, v in shifted)
+    left = "; ".join(how for how, v in shifted if v not in decided)
+    worst = max(decided, key=lambda v: v.measured or 0.0)
+    return replace(worst, evidence=evidence, left=left)
+
+
+RELATIVE = Law("relative", judge_shifts, conditions="evaluating", seeded=False)
+
+
+@torch.no_grad()
+def compare_shifted(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return how outputs move when the first token stands at a later position.
+
+    Both are computed from a state, because a leak makes those differ from forward's.
+    """
+    y, _ = module.prefill(x, module.start(x.shape[0]))
+    shifted, _ = module.prefill(x, module.start(x.shape[0], shift))
+    return shifted - y, y
+
+
+@torch.no_grad()
+def compare_shifted_step(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return how the first output moves when it is a step at a later position."""
+    y, _ = module.step(x[:, 0], module.start(x.shape[0]))
+    out, _ = module.step(x[:, 0], module.start(x.shape[0], shift))
+    return (out - y)[:, None], y[:, None]
+
+
+@torch.no_grad()
+def check_shifted_position(module: Any, x: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Return by how many tokens a state's position is wrong after a prefill that started later."""
+    _, state = module.prefill(x, module.start(x.shape[0], shift))
+    return compare_position(state, shift + x.shape[1])

@@ -14,10 +14,9 @@ from torch.autograd import Function, forward_ad
 from torch.autograd.function import BackwardCFunction
 
 from lab.files import describe_error
-from lab.laws.law import Law
+from lab.laws.law import LEAST, Law, Timer, Verdict, read_clock
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import write_program
-from lab.laws.verdict import LEAST, Timer, Verdict, read_clock
 from lab.seeding import fix_seed
 
 STEPS = (1e-4, 1e-5, 1e-6)

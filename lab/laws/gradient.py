@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from lab.laws.law import Law
+from lab.laws.law import Law, Verdict
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, draw, is_constant, move_constants
 from lab.laws.reproduction import write_program
 from lab.laws.trace import Ties, Trace, explain_cuts, list_uses
-from lab.laws.verdict import Verdict
 from lab.seeding import fix_seed
 
 Reach = Literal["alive", "zero", "tie-only", "none"]

@@ -12,66 +12,53 @@ from lab.files import describe_error
 from lab.user_modules import import_object
 from tasks.near_names import suggest
 
-SIZES: dict[int, tuple[str, ...]] = {
+SIZES = {
     32: (
-        *("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "embedding_size"),
-        *("attention_hidden_size", "lru_width", "cross_attention_hidden_size", "hidden_dim"),
-        *("attention_dim", "word_embed_proj_dim"),
+        "hidden_size d_model n_embd dim embed_dim emb_dim embedding_size attention_hidden_size "
+        "lru_width cross_attention_hidden_size hidden_dim attention_dim word_embed_proj_dim"
     ),
     64: (
-        *("intermediate_size", "ffn_dim", "n_inner", "d_ff", "moe_intermediate_size", "d_inner"),
-        *("encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "expert_ffn_hidden_size"),
-        *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "vocab_size"),
-        *("intermediate_size_mlp", "expert_hidden_size", "shared_intermediate_size", "dff"),
-        *("vocab_size_per_layer_input", "attn_hidden_size", "mlp_hidden_size"),
-        *("mamba_d_ssm", "feed_forward_size"),
+        "intermediate_size ffn_dim n_inner d_ff moe_intermediate_size d_inner encoder_ffn_dim "
+        "decoder_ffn_dim ffn_hidden_size expert_ffn_hidden_size shared_expert_intermediate_size "
+        "moe_shared_expert_intermediate_size vocab_size intermediate_size_mlp expert_hidden_size "
+        "shared_intermediate_size dff vocab_size_per_layer_input attn_hidden_size mlp_hidden_size "
+        "mamba_d_ssm feed_forward_size"
     ),
     256: (
-        *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
-        *("original_max_position_embeddings", "max_length"),
+        "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length "
+        "original_max_position_embeddings max_length"
     ),
     12: (
-        *("sliding_window", "sliding_window_size", "attention_window_size", "window_size"),
-        "attention_chunk_size",
+        "sliding_window sliding_window_size attention_window_size window_size attention_chunk_size"
     ),
     16: (
-        *("q_lora_rank", "kv_lora_rank", "mamba_dt_rank", "time_step_rank", "o_lora_rank"),
-        *("hidden_size_per_layer_input", "index_head_dim", "index_topk", "num_buckets"),
+        "q_lora_rank kv_lora_rank mamba_dt_rank time_step_rank o_lora_rank "
+        "hidden_size_per_layer_input index_head_dim index_topk num_buckets"
     ),
     8: (
-        *("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_channels"),
-        *("mamba_d_state", "state_size", "ssm_state_size", "chunk_size", "mamba_chunk_size"),
-        *("mamba_head_dim", "mamba_d_head", "linear_key_head_dim", "linear_value_head_dim"),
-        *("global_head_dim", "swa_head_dim", "block_size", "rotary_dim", "attention_head_dim"),
-        *("mamba_n_heads", "linear_head_dim", "adapter_rank", "shape_embed_dim"),
-        *("pronunciation_embed_dim", "pronunciation_vocab_size", "shape_vocab_size"),
+        "head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim kv_channels mamba_d_state "
+        "state_size ssm_state_size chunk_size mamba_chunk_size mamba_head_dim mamba_d_head "
+        "linear_key_head_dim linear_value_head_dim global_head_dim swa_head_dim block_size "
+        "rotary_dim attention_head_dim mamba_n_heads linear_head_dim adapter_rank shape_embed_dim "
+        "pronunciation_embed_dim pronunciation_vocab_size shape_vocab_size"
     ),
     4: (
-        *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
-        *("decoder_attention_heads", "num_experts", "num_local_experts", "n_routed_experts"),
-        *("moe_num_experts", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        *("encoder_layers", "decoder_layers", "linear_num_key_heads", "linear_num_value_heads"),
-        *("swa_num_attention_heads", "decoder_num_layers", "num_blocks"),
-        *("linear_num_heads",),
+        "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
+        "decoder_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts "
+        "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
+        "linear_num_key_heads linear_num_value_heads swa_num_attention_heads decoder_num_layers "
+        "num_blocks linear_num_heads"
     ),
     2: (
-        *("num_key_value_heads", "num_kv_heads", "num_experts_per_tok", "moe_topk", "top_k"),
-        *(
-            "moe_num_active_experts",
-            "num_experts_per_token",
-            "n_kv_heads",
-            "swa_num_key_value_heads",
-        ),
-        *("num_selected_experts", "moe_top_k", "moe_k", "num_global_key_value_heads"),
-        *("num_groups_of_experts", "n_shared_experts"),
+        "num_key_value_heads num_kv_heads num_experts_per_tok moe_topk top_k "
+        "moe_num_active_experts num_experts_per_token n_kv_heads swa_num_key_value_heads "
+        "num_selected_experts moe_top_k moe_k num_global_key_value_heads num_groups_of_experts "
+        "n_shared_experts"
     ),
-    1: (
-        *("n_group", "topk_group", "mamba_n_groups", "n_groups", "first_k_dense_replace"),
-        *("num_expert_group",),
-    ),
+    1: "n_group topk_group mamba_n_groups n_groups first_k_dense_replace num_expert_group",
 }
 """Sizes of a small model, with the names of the fields that get them."""
-FIELDS = {name: size for size, names in SIZES.items() for name in names}
+FIELDS = {name: size for size, names in SIZES.items() for name in names.split()}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OTHERS: dict[str, dict[str, Any]] = {
     "BambaConfig": {"attn_layer_indices": [1, 3]},

@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from lab.laws.adapters.tokens import Tokens
-from lab.laws.law import Law
+from lab.laws.law import Law, Verdict, read_clock
 from lab.laws.probes import Probes, draw, draw_longest, move_constants
 from lab.laws.reproduction import write_program
-from lab.laws.verdict import Verdict, read_clock
+from lab.laws.tokens import Tokens
 
 SCALES = (0.25, 1.0, 4.0, 16.0)
 FIRST = 64

@@ -16,7 +16,7 @@ from lab.seeding import fix_seed
 
 CHECKPOINT = "torch.utils.checkpoint"
 """The guard of a checkpoint, whose inside runs again under autograd: no cut there is reported."""
-NOT_THE_MODULE = ("torch", "lab.laws.adapters", "jaxtyping", "beartype")
+NOT_THE_MODULE = ("torch", "lab.laws.adapters", "lab.laws.tokens", "jaxtyping", "beartype")
 """Packages whose lines are not the module's own, e.g. those that check types around calls."""
 
 

@@ -134,6 +134,15 @@ class SoftMask(_TableMask):
         return F.logsigmoid(table).clamp(min=MASKED)
 
 
+class _PreciseLinear(nn.Linear):
+    """A linear map that computes in its input's precision, whatever that of its weight is."""
+
+    def forward(self, input: Float[Tensor, "*axes i"]) -> Float[Tensor, "*axes o"]:
+        """Return x Wᵀ in x's dtype."""
+        assert self.bias is None
+        return F.linear(input, self.weight.to(input.dtype))
+
+
 class ValueMask(DynamicMask):
     """Computes the bias from the key's own value: b = exp(A·softplus(dt(v))).
 
@@ -148,7 +157,7 @@ class ValueMask(DynamicMask):
 
     def __init__(self, n_heads: int, d_head: int, max_seq_len: int):
         super().__init__(n_heads, d_head, max_seq_len)
-        self.dt = nn.Linear(n_heads * d_head, n_heads, bias=False)
+        self.dt = _PreciseLinear(n_heads * d_head, n_heads, bias=False)
         self.A = nn.Parameter(torch.zeros(n_heads))
 
     def forward(self, v: Float[Tensor, "b h s p"], positions: Positions) -> Float[Tensor, "b h s"]:
@@ -159,7 +168,7 @@ class ValueMask(DynamicMask):
         high = torch.promote_types(v.dtype, torch.float32)
         with disable_autocast(v):
             flat = rearrange(v, "b h s p -> b s (h p)").to(high)
-            dt = F.softplus(F.linear(flat, self.dt.weight.to(high)))
+            dt = F.softplus(self.dt(flat).to(high))
             return rearrange(torch.exp(self.A.to(high) * dt), "b s h -> b h s")
 
 

@@ -58,6 +58,15 @@ class ActivationCache(dict[str, Tensor]):
         except KeyError as error:
             raise KeyError(f"{error.args[0]}{self._describe_matrix(key)}") from None
 
+    @property
+    def cache_dict(self) -> dict[str, Tensor]:
+        """The tensors as a plain dictionary, by the full names of their points."""
+        return dict(self)
+
+    def to(self, device: torch.device | str) -> "ActivationCache":
+        """Return the cache with its tensors on a device; the model stays where it is."""
+        return ActivationCache({name: x.to(device) for name, x in self.items()}, self.model)
+
     def _describe_matrix(self, key: Key) -> str:
         """Return how to get the matrix of a mixer that has one, but no pattern as attention has."""
         blocks = self.model.blocks
@@ -267,7 +276,7 @@ class ActivationCache(dict[str, Tensor]):
 
         Arguments as of `logit_attrs`: with what that returns, it adds up to the logit.
         """
-        shift = self.model.norm_final(torch.zeros_like(self.model.head.weight[0]))
+        shift = self.model.norm_final(torch.zeros_like(self.model.W_U[:, 0]))
         right = self._get_directions(tokens, shift)
         if incorrect_tokens is not None:
             right = right - self._get_directions(incorrect_tokens, shift)
@@ -320,7 +329,7 @@ class ActivationCache(dict[str, Tensor]):
         self, tokens: Int[Tensor, "..."] | int, stack: Float[Tensor, "n *axes d"]
     ) -> Float[Tensor, "... d"]:
         """Return the head's rows of tokens, shaped to multiply a stack."""
-        table = self.model.head.weight
+        table = self.model.W_U.mT
         tokens = torch.as_tensor(tokens, device=table.device)
         scored = tokens != IGNORE
         if tokens[scored].numel() and not 0 <= tokens[scored].min() <= tokens.max() < len(table):

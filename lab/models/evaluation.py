@@ -221,7 +221,7 @@ def score(
     places = find_places(scored) if per_row is None else find_even_places(scored, per_row)
     with choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
         hidden = read_hidden(model, batch.inputs, places)
-    weight = model.head.weight
+    weight = model.W_U.mT
     if precision == "bf16":
         hidden, weight = hidden.bfloat16(), weight.bfloat16()
     targets = batch.targets.gather(1, places.at).flatten().index_select(0, places.chosen)

@@ -295,6 +295,18 @@ class LanguageModel(nn.Module):
         return found
 
     @property
+    def W_U(self) -> Float[Tensor, "d v"]:  # noqa: N802
+        """The head as a matrix: its weight, or what an adapter around it makes of unit vectors.
+
+        `hidden(tokens) @ W_U` is the logits.
+        """
+        if type(self.head) is nn.Linear:
+            return self.head.weight.mT
+        like = next(self.head.parameters())
+        units = torch.eye(self.cfg.d_model, dtype=like.dtype, device=like.device)
+        return self.head(units) - self.head(torch.zeros_like(units[0]))
+
+    @property
     def cfg(self) -> ModelSizes:
         """The model's sizes, by TransformerLens's names."""
         return read_sizes(self)

@@ -22,7 +22,7 @@ the fewer the wider the rows. Larger tables slow both, the few chosen rows more.
 GPUs above all, have other constants: name a backend there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import torch
@@ -252,8 +252,7 @@ class _ExpertScores(torch.autograd.Function):
     def forward(ctx, x, down, bags):
         ctx.save_for_backward(x, down, bags)
         zeros = x.new_zeros(bags.shape)
-        pull_back = vjp(lambda weights: _bag_sum(weights, down, bags), zeros)[1]
-        return pull_back(x)[0]
+        return _pull_back(lambda weights: _bag_sum(weights, down, bags), zeros, x)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -262,5 +261,21 @@ class _ExpertScores(torch.autograd.Function):
             return *differentiate(
                 lambda x, down: (x[:, None] * down[bags]).sum(-1), (x, down), grads
             ), None
-        grad_x, pull_back = vjp(lambda table: _bag_sum(grads[0], table, bags), down)[:2]
-        return grad_x, pull_back(x)[0], None
+        grad_down = _pull_back(lambda table: _bag_sum(grads[0], table, bags), down, x)
+        return _bag_sum(grads[0], down, bags), grad_down, None
+
+
+def _pull_back(form: Callable[[Tensor], Tensor], at: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of a form at a point, for a gradient of what it returns.
+
+    Whatever saves tensors in a way of its own, as checkpoints of activations do, is left out.
+    """
+    if torch.compiler.is_compiling():
+        return vjp(form, at)[1](grad)[0]
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_keep, _keep):
+        at = at.detach().requires_grad_()
+        return torch.autograd.grad(form(at), at, grad)[0]
+
+
+def _keep(x: Tensor) -> Tensor:
+    return x

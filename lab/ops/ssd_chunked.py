@@ -132,16 +132,18 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, d_last):  # type: ignore[override]
+        # Where activations are checkpointed, they can be read only once.
+        saved = ctx.saved_tensors
         if torch.is_grad_enabled():
             plain = partial(_compute_plainly, ctx.length)
-            return *differentiate(plain, ctx.saved_tensors[:7], (dy, d_last)), None
+            return *differentiate(plain, saved[:7], (dy, d_last)), None
         # Backward may be called where autocast is on, too.
-        with disable_autocast(ctx.saved_tensors[0]):
-            return _Chunked._backward(ctx, dy, d_last)
+        with disable_autocast(saved[0]):
+            return _Chunked._backward(ctx, saved, dy, d_last)
 
     @staticmethod
-    def _backward(ctx, dy, d_last):
-        x, dt, log_decay, B, C, D, _, *saved = ctx.saved_tensors
+    def _backward(ctx, tensors, dy, d_last):
+        x, dt, log_decay, B, C, D, _, *saved = tensors
         states, from_states = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         length, high = ctx.length, states[0].dtype
         b, _, h, p = x.shape

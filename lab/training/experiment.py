@@ -14,7 +14,6 @@ import torch
 from lab.config import AUDIT_ROWS, Runtime, TrainConfig
 from lab.constructions import BUILT, rung
 from lab.files import RunError
-from lab.laws.layers import certify_layers, describe_certificate, write_certificate
 from lab.lengthening import list_stages
 from lab.machine import (
     DoesNotFitError,
@@ -27,6 +26,7 @@ from lab.machine import (
 from lab.models.evaluation import evaluate, score
 from lab.models.user_mixer import check_mixers
 from lab.suite.audit import audit
+from lab.training.certificate import certify_layers, describe_certificate, write_certificate
 from lab.training.checkpoint import WeightsSchedule, keep_weights, save_checkpoint
 from lab.training.diagnosis import diagnose
 from lab.training.loggers import open_logger

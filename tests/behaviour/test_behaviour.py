@@ -63,7 +63,7 @@ def test_verdicts_are_as_recorded(name: str, modules: tuple):
     found = {}
     for module in modules:
         torch.manual_seed(0)
-        verdicts = certify(module.build(), **vars(CERTIFY))
+        verdicts = certify(module.build(), CERTIFY)
         found[module.name] = {verdict.law: verdict.verdict for verdict in verdicts}
     compare_with_expected(f"verdicts on {name}", found)
 

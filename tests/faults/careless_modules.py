@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -36,31 +35,6 @@ class Spinning(Honest):
         _note()
         while True:
             pass
-
-
-class Leaving(Honest):
-    """Starts a process that sleeps, and ends its own without a word once it has been probed."""
-
-    calls = 0
-
-    def forward(self, x):
-        Leaving.calls += 1
-        if Leaving.calls > 40:
-            if not os.fork():
-                _note()
-                time.sleep(600)
-            os._exit(0)
-        return self.map(x)
-
-
-class Forking(Honest):
-    """Starts a process that goes on like its own."""
-
-    def forward(self, x):
-        if not list(Path(os.environ[NOTES]).iterdir()):
-            _note()
-            os.fork()
-        return self.map(x)
 
 
 class Hoarding(Honest):
@@ -113,11 +87,3 @@ class Crashing(Honest):
     def forward(self, x):
         ctypes.string_at(0)
         return x
-
-
-class Closing(Honest):
-    """Closes every file that is open, and says why."""
-
-    def __init__(self):
-        super().__init__()
-        os.closerange(3, 256)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import polars as pl
+import pytest
 import torch
 
 from analysis.base import Subject
@@ -134,7 +135,8 @@ def _carry_out_whole(home: Path) -> tuple[dict, dict]:
     return counts, ends
 
 
-def test_killed_before_any_change_to_the_disk(tmp_path):
+@pytest.mark.parametrize("meet", [kill, fill])
+def test_killed_or_full_before_any_change_to_the_disk(tmp_path, meet):
     counts, ends = _carry_out_whole(tmp_path)
     assert {row["seq_len"] for row in ends[lengthen][0]} == {8, 16, 32}
     failed, tried = [], 0
@@ -142,35 +144,15 @@ def test_killed_before_any_change_to_the_disk(tmp_path):
         call = random.choice(list(BEGUN))
         last = random.randint(1, counts[call])
         folder = _begin(call, tmp_path / f"{call.__name__}-{number}")
-        killed = attempt(partial(_watch, call, folder, last))
-        again = attempt(partial(call, folder))
-        tried += 1
-        where = f"case {number}: {call.__name__}, before change {last} of {counts[call]}"
-        if killed.code != -signal.SIGKILL:
-            failed.append(f"{where}: was not killed: {killed.text[-300:]}")
-        elif again.code:
-            failed.append(f"{where}: the same again: {again.text.strip()[-300:]}")
-        elif not _same(_read(folder), ends[call]):
-            failed.append(f"{where}: ends otherwise than the whole")
-        elif _list_hidden(folder):
-            failed.append(f"{where}: leaves {_list_hidden(folder)}")
-    report("kills", tried, failed)
-
-
-def test_a_disk_that_is_full_before_any_change(tmp_path):
-    counts, ends = _carry_out_whole(tmp_path)
-    failed, tried = [], 0
-    for number, random in draw_cases(default=4):
-        call = random.choice(list(BEGUN))
-        last = random.randint(1, counts[call])
-        folder = _begin(call, tmp_path / f"{call.__name__}-{number}")
-        full = attempt(partial(_watch, call, folder, last, fill))
+        ended = attempt(partial(_watch, call, folder, last, meet))
         readable = attempt(partial(_read, folder))
         again = attempt(partial(call, folder))
         tried += 1
         where = f"case {number}: {call.__name__}, before change {last} of {counts[call]}"
-        said = full.text.strip().rpartition("\n")[2]
-        if not full.code or "cannot be written: No space left on device" not in said:
+        said = ended.text.strip().rpartition("\n")[2]
+        if meet is kill and ended.code != -signal.SIGKILL:
+            failed.append(f"{where}: was not killed: {said}")
+        elif meet is fill and "cannot be written: No space left on device" not in said:
             failed.append(f"{where}: says {said!r}")
         elif readable.code and (folder / "config.json").exists():
             failed.append(f"{where}: what there is cannot be read: {readable.text[-300:]}")
@@ -178,7 +160,9 @@ def test_a_disk_that_is_full_before_any_change(tmp_path):
             failed.append(f"{where}: the same again: {again.text.strip()[-300:]}")
         elif not _same(_read(folder), ends[call]):
             failed.append(f"{where}: ends otherwise than the whole")
-    report("full disks", tried, failed)
+        elif meet is kill and _list_hidden(folder):
+            failed.append(f"{where}: leaves {_list_hidden(folder)}")
+    report(f"met by {meet.__name__}", tried, failed)
 
 
 def export_rows(folder: Path) -> None:

@@ -43,7 +43,7 @@ FEWER = {
     "experts.knockout.PLANS": ((1, 2, 1.0),),
     "experts.knockout.MOST_ANSWERS": 4,
     "frequencies.PLACEBOS": 2,
-    "value_usage.swaps.PASSES": 16,
+    "value_usage.PASSES": 16,
 }
 """Interventions, each of which runs the model again."""
 ROWS = 3

@@ -27,13 +27,6 @@ def one_line(result) -> str:
     return lines[0]
 
 
-def test_help_names_the_tasks_and_the_commands():
-    result = lab("--help")
-    assert result.exit_code == 0
-    for name in ("mqar", "analyze", "runs", "bench"):
-        assert name in result.output
-
-
 def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
     class Endless:
         def __init__(self, command: list[str]):
@@ -47,14 +40,14 @@ def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
         def terminate(self) -> None:
             self.stopped = True
 
-    monkeypatch.setattr("lab.cli.verify.subprocess.Popen", Endless)
+    monkeypatch.setattr("lab.cli.suite.subprocess.Popen", Endless)
     words = "no property failed in 1 minute, but not every property was tried"
     assert lab("verify --minutes 1").output.strip() == words
 
 
 def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
     assert one_line(lab("verify --minutes 0")) == "Error: minutes=0.0: must be > 0"
-    monkeypatch.setattr("lab.cli.verify.TESTS", tmp_path / "absent")
+    monkeypatch.setattr("lab.cli.suite.TESTS", tmp_path / "absent")
     result = lab("verify")
     assert result.exit_code == 2
     assert "needs a checkout with its tests" in one_line(result)
@@ -74,20 +67,6 @@ def test_a_command_does_not_import_what_it_can_do_without(words, package):
         f"sys.exit({package!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-
-
-def test_a_tasks_help_has_every_field_of_every_configuration():
-    result = lab("mqar --help")
-    assert result.exit_code == 0
-    text = "".join(result.output.split())
-    for option in (
-        *("--seq-len", "--n-pairs", "--vocab-size", "--power", "--fillers", "--out", "--json"),
-        *("--stack", "--d-model", "--n-heads", "--option", "--model", "--embedding-std"),
-        *("--seed", "--optimizer", "--learning-rate", "--batch-size", "--max-steps", "--protocol"),
-        *("--eval-every", "--early-stop", "--no-early-stop", "--precision", "--device"),
-        *("--max-minutes", "--checkpoint-every"),
-    ):
-        assert option in text, option
 
 
 def test_train_resume_and_list(tmp_path):
@@ -201,10 +180,9 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
     [
         ("--seq-len 17", ("seq_len=17", "even")),
         ("--seq-len 2", ("seq_len=2", "4")),
-        ("--seq-len 16 --n-pairs 5 --vocab-size 64", ("n_pairs=5", "4")),
-        ("--seq-len 256 --vocab-size 256", ("vocab_size=256", "256")),
-        ("--d-model 65 --n-heads 2", ("d_model=65", "n_heads=2")),
         ("--d-model 6 --n-heads 2", ("3", "even")),
+        ("--seq-len 16 --n-pairs 5 --vocab-size 64", ("n_pairs=5", "4")),
+        ("--d-model 65 --n-heads 2", ("d_model=65", "n_heads=2")),
         ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, N")),
         ("--stack UM", ("U is your own mixer", "--model")),
         ("--option A.masc=soft", ("A.masc", "mean mask?")),
@@ -215,14 +193,10 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--learning-rate 0", ("learning_rate=0", "> 0")),
         ("--protocol paper --d-model 48", ("d_model=48", "32, 64, 128, 256")),
         ("--model nowhere", ("model=nowhere", "module:Class")),
-        ("--n-pairs abc", ("n_pairs=abc", "whole number")),
-        ("--n-pairs 4,", ("n_pairs=4,", "whole number")),
         ("--n-pairs -3", ("n_pairs=-3", "1")),
         ("--option A.mask=soft --option A.mask=value", ("A.mask=soft is given too",)),
         ("--option A.rope_base=-1", ("base=-1.0", "positive")),
         ("--option A.mask=soft --option A.max_seq_len=10", ("max_seq_len=10", "raise it")),
-        ("--option A.mask=soft --option A.max_seq_len=-4", ("max_seq_len=-4", "at least 1")),
-        ("--learning-rate inf", ("learning_rate=inf", "finite")),
         (f"--model {MIXERS}Good --stack AM", ("stack='AM'", "has no U")),
         (f"--model {MIXERS}Wrong", ("Wrong", "[b t d]", "[1, 256, 1]")),
         (f"--model {MIXERS}Pair", ("Pair", "tuple")),
@@ -240,14 +214,6 @@ def test_bad_usage_is_one_clear_line_and_exit_code_2(tmp_path, options, words):
     for word in words:
         assert word in line
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("options", ["--seqlen 16", "--stack", "--optimizer sgd", "--seed x"])
-def test_what_the_parser_refuses_has_no_traceback_and_exit_code_2(options):
-    result = lab(f"mqar {options}")
-    assert result.exit_code == 2
-    assert "Traceback" not in result.output
-    assert "--" in result.output
 
 
 @pytest.mark.usefixtures("no_report")
@@ -280,12 +246,6 @@ def test_a_tampered_checkpoint_is_one_line_and_exit_code_1(tmp_path):
     result = lab(f"mqar {SMALL} --max-steps 9 --out {out}")
     assert result.exit_code == 1
     assert "truncated or changed" in result.stderr.splitlines()[-1]
-
-
-def test_analyzing_what_is_no_run_is_named(tmp_path):
-    result = lab(f"analyze {tmp_path}")
-    assert result.exit_code == 1
-    assert "is not a run folder" in one_line(result)
 
 
 def test_a_mistyped_run_is_answered_with_one_beside_it(tmp_path):

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from lab import certification
 from lab.cli import app
-from lab.cli.certify import _write_programs
-from lab.cli.output import is_marked
-from lab.cli.tables.certify import build_law_table
-from lab.laws.laws import select_laws
+from lab.cli.certify import _write_programs, build_law_table
+from lab.files import is_marked
+from lab.laws.certification import select_laws
 
 HERE = Path(__file__).parent
 BROKEN = "tests.integration.certified:"
@@ -197,6 +196,6 @@ def test_no_file_of_the_working_directory_takes_the_place_of_a_package(tmp_path,
 
 
 def test_the_command_itself_imports_no_torch():
-    modules = "lab.cli, lab.certification, lab.cli.tables.certify"
+    modules = "lab.cli, lab.certification, lab.cli.certify"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

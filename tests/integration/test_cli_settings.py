@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import lab
+from lab.api.settings import read_settings
 from lab.cli import app
-from lab.cli.run_settings import read_settings
 from lab.config import ModelConfig
 from lab.training.experiment import carry_out
 from lab.training.run import Run

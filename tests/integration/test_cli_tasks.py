@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import polars as pl
 import pytest
@@ -11,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from lab.cli import app
-from lab.cli.rows import OPTIONS, choose_action
+from lab.cli.task import RowOptions
 from lab.suite.parquet import read_recipe
 from tasks import TASKS
 from tasks.base import accuracy
@@ -104,7 +105,7 @@ def test_looking_imports_no_analysis_and_leaves_no_files(tmp_path):
         "lab.suite.audit.ROWS = 64\n"
         "for words in ('mqar --show 1', 'mqar --audit --preset small', 'tasks'):\n"
         "    lab.cli.app(words.split(), standalone_mode=False)\n"
-        "needless = ('analysis', 'plotly', 'torch._dynamo')\n"
+        "needless = ('analysis.base', 'plotly', 'torch._dynamo')\n"
         "sys.exit(any(name in sys.modules for name in needless))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
@@ -189,16 +190,15 @@ def test_chance_has_no_interval(options):
 
 @pytest.mark.parametrize("action", ["show", "audit", "export"])
 def test_what_only_training_takes_is_refused_beside_rows(action):
-    given = {**dict.fromkeys(OPTIONS), action: 1}
-    if action == "export":
-        given["rows"] = 3
+    given: dict[str, Any] = {action: 1, "rows": 3 if action == "export" else None}
+    looking = RowOptions(**given)
     training = {"out": None, "learning-rate": 7.0, "model": "nosuch:X"}
     with pytest.raises(
         ValueError, match=f"^--learning-rate: has no effect with --{action}, which trains nothing$"
     ):
-        choose_action(given, training)
-    assert choose_action(given, dict.fromkeys(training)) == action
-    assert choose_action(dict.fromkeys(OPTIONS), training) is None
+        looking.choose_action(training)
+    assert looking.choose_action(dict.fromkeys(training)) == action
+    assert RowOptions().choose_action(training) is None
 
 
 def test_rows_are_exported_with_their_recipe(tmp_path):

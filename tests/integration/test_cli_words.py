@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from lab import __version__
+from lab.api.settings import describe_run
 from lab.cli import app
-from lab.cli.run_settings import describe_run
 from lab.config import Runtime
 from lab.training.experiment import carry_out
 from lab.training.run import Run

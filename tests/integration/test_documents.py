@@ -12,11 +12,10 @@ from typer.core import TyperGroup
 
 import lab
 from analysis.claims.claim import Claim
+from lab.api.claiming import build_sweep, check_parameters
+from lab.api.sweep_settings import read_file
 from lab.cli import app
-from lab.cli.claim import build_sweep
-from lab.cli.equal_parameters import check_parameters
-from lab.cli.output import is_marked
-from lab.cli.sweep_settings import read_file
+from lab.files import is_marked
 
 HOME = Path(__file__).parents[2]
 README = HOME / "README.md"

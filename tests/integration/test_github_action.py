@@ -84,7 +84,7 @@ def test_the_command_takes_what_the_action_gives(run_step, effort: str):
     with group.make_context("lab", list(words)) as context:
         name, command, rest = group.resolve_command(context, words)
         with command.make_context(name, rest, parent=context) as certify:
-            assert certify.params["option"] == ["input_size=8"]
+            assert certify.params["options"] == ["input_size=8"]
             assert (certify.params["quick"], certify.params["thorough"]) == (
                 effort == "quick",
                 effort == "thorough",

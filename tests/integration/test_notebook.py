@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import lab
-from lab.cli.run_settings import describe_run
+from lab.api import progress
+from lab.api.settings import describe_run
 from lab.files import RunError
-from lab.notebook import progress
 from lab.training.experiment import Plan
 from lab.training.loop import Row
 from lab.training.speed import StepTime

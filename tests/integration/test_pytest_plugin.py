@@ -73,7 +73,7 @@ def test_what_cannot_be_tested_is_said_in_one_line(pytester: pytest.Pytester):
     found.stdout.fnmatch_lines(["target=their_mixers:Missing: AttributeError: *"])
     refused = run(pytester, "--lawful", "their_mixers:Average d_model")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*'d_model' must look like d_model=16"])
+    refused.stderr.fnmatch_lines(["*option=d_model: must look like d_model=16"])
 
 
 def test_it_does_nothing_unless_asked(pytester: pytest.Pytester, tmp_path: Path):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters import adapt, to_token_ids
-from lab.laws.adapters.tokens import BITS
+from lab.laws.adaptation import adapt
 from lab.laws.probes import draw
+from lab.laws.tokens import BITS, to_token_ids
 from lab.peers import load
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2}
@@ -33,6 +33,16 @@ def mamba2() -> nn.Module:
     return of.Mamba2ForCausalLM(of.Mamba2Config(**SMALL, **sizes)).eval()
 
 
+def write_inner(
+    cache: str, positioned: str = "", relative: str = "", output: str = "logits"
+) -> str:
+    called = f"advances=advance_cache, calls=call_model, cache={cache!r}, given='input_ids'"
+    return (
+        f"DecodingAdapter(module, {called}{positioned}, paddings=('left',){relative}, "
+        f"output={output!r})"
+    )
+
+
 def difference(found: Tensor, asked: Tensor) -> float:
     return float((found - asked).abs().max() / asked.abs().max())
 
@@ -40,9 +50,19 @@ def difference(found: Tensor, asked: Tensor) -> float:
 @pytest.mark.parametrize(
     ("made", "inner", "table", "relative"),
     [
-        (llama, "HuggingFaceDecoder(module, relative=True)", "model.embed_tokens", True),
-        (gpt2, "HuggingFaceDecoder(module, relative=False)", "transformer.wte", False),
-        (mamba2, "HuggingFaceDecoder(module)", "backbone.embeddings", None),
+        (
+            llama,
+            write_inner("past_key_values", ", positioned=True", ", relative=True"),
+            "model.embed_tokens",
+            True,
+        ),
+        (
+            gpt2,
+            write_inner("past_key_values", ", positioned=True", ", relative=False"),
+            "transformer.wte",
+            False,
+        ),
+        (mamba2, write_inner("cache_params"), "backbone.embeddings", None),
     ],
     ids=["llama", "gpt2", "mamba2"],
 )
@@ -135,7 +155,9 @@ def test_rotations_that_change_with_the_length_are_not_relative(rotations: dict,
 def test_what_is_no_language_model():
     target: Any = llama()
     backbone = adapt(target.model)
-    inner = "HuggingFaceDecoder(module, relative=True, output='last_hidden_state')"
+    inner = write_inner(
+        "past_key_values", ", positioned=True", ", relative=True", "last_hidden_state"
+    )
     assert backbone.recipe == (
         f"DecodingTokens({inner}, vocab_size=32, table='module.embed_tokens')"
     )
@@ -144,13 +166,16 @@ def test_what_is_no_language_model():
     ids = to_token_ids(x, 32)
     embedded = target.model.embed_tokens(ids)
     layers = [adapt(layer) for layer in target.model.layers]
-    assert [found.recipe for found in layers] == ["HuggingFaceLayer(module)"] * 2
+    assert [found.recipe for found in layers] == ["HuggingFaceLayer(module, rotated=True)"] * 2
     for found in layers:
         embedded = found.module(embedded)
     assert difference(target.model.norm(embedded), backbone.module(x)) < 1e-5
-    assert adapt(target.model.layers[0].self_attn).recipe == "HuggingFaceLayer(module, output=0)"
+    attention = adapt(target.model.layers[0].self_attn)
+    assert attention.recipe == "HuggingFaceLayer(module, rotated=True, output=0)"
     of = load("transformers.models.bert")
     sizes = {"intermediate_size": 32, "num_attention_heads": 4}
     reader = adapt(of.BertModel(of.BertConfig(**SMALL, **sizes)))
-    assert reader.recipe.startswith("Tokens(HuggingFace(module, output='last_hidden_state')")
+    assert reader.recipe.startswith(
+        "Tokens(Adapter(module, calls=call_model, given='input_ids', output='last_hidden_state')"
+    )
     assert reader.notes[-1] == "the padding token 0 is left out of inputs"

@@ -46,7 +46,6 @@ class RightAttention(nn.Module):
         self.out = nn.Linear(D_MODEL, D_MODEL)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         q, k, v = (self._split(map(x)) for map in (self.query, self.key, self.value))
         return self.out(merge(self._mix(self._rotate(q), self._rotate(k), v)))
 
@@ -141,3 +140,27 @@ class LearnedPositions(RightAttention):
 
     def _list_positions(self, t: int) -> Tensor:
         return torch.arange(t)
+
+
+class ShownAttention(RightAttention):
+    """Attention that returns its matrix."""
+
+    def matrix(self, x: Tensor) -> Tensor:
+        """Return the weights [b h t s]."""
+        q, k = (self._rotate(self._split(map(x))) for map in (self.query, self.key))
+        return self._weigh(self._score(q, k))
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return the values [b h s p]."""
+        return self._split(self.value(x))
+
+    def project(self, x: Tensor, z: Tensor) -> Tensor:
+        """Return the output [b t d] of mixed values [b h t p]."""
+        return self.out(merge(z))
+
+
+class SilentZeros(RightAttention):
+    """A vector of zeros has no output of its own, as padding might; that is causal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (x.abs().sum(-1, keepdim=True) > 0)

@@ -33,24 +33,20 @@ class CachedAttention(nn.Module):
         self.out = nn.Linear(D_MODEL, D_MODEL)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         return self.prefill(x)[0]
 
     def start(self, batch: int, position: int = 0) -> Cache:
-        """Return an empty cache."""
         none = self.key.weight.new_zeros(batch, GROUPS, 0, D_MODEL // HEADS)
         return Cache(none, none, none[:, 0, :, 0].bool(), torch.full((batch,), position))
 
     def prefill(
         self, x: Tensor, state: Cache | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Return the outputs of further tokens [b t d], and the cache after them."""
         before = self.start(len(x)) if state is None else state
         positions = self._compute_positions(x, before, keep)
         return self._read(x, before, keep, positions)
 
     def step(self, x: Tensor, state: Cache) -> tuple[Tensor, Cache]:
-        """Return the output of one further token [b d], and the cache after it."""
         y, after = self._read(x[:, None], state, None, self._get_step_position(state)[:, None])
         return y[:, 0], after
 
@@ -126,3 +122,23 @@ class LeastMask(CachedAttention):
     def _softmax(self, scores: Tensor, seen: Tensor) -> Tensor:
         masked = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         return masked.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+
+class NormedSum(nn.Module):
+    """A sum that forgets, normalised for the output only."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(D_MODEL, D_MODEL)
+        self.norm = nn.RMSNorm(D_MODEL)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total, outputs = torch.zeros_like(x[:, 0]), []
+        for one in self.mix(x).unbind(1):
+            total = 0.9 * total + one
+            outputs.append(self.norm(total))
+        return torch.stack(outputs, 1)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        total = self.mix(x) if state is None else 0.9 * state + self.mix(x)
+        return self.norm(total), total

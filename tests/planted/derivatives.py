@@ -1,4 +1,4 @@
-"""Modules with a custom autograd function: wrong ones, and right ones that may mislead."""
+"""Custom autograd functions, right and wrong, and modules that call one."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from tests.planted.entry import Fault
 from tests.planted.scans import Convolution
 
 
@@ -124,42 +123,6 @@ class CustomBackward(Convolution):
         return y
 
 
-class _WrongBackward(CustomBackward):
-    """The product rule's second term is missing."""
-
-    function = _FirstTerm
-
-
-class _SlightlyWrongBackward(CustomBackward):
-    """Some gradients are a thousandth too large."""
-
-    function = _FromOutput
-
-
-class _WrongAtChunks(CustomBackward):
-    """Gradients at the borders of chunks are lost."""
-
-    function = _FirstOfChunk
-
-
-class _WrongForwardMode(CustomBackward):
-    """The product rule's second term is missing in forward mode."""
-
-    function = _HalfTangent
-
-
-class _OnceDifferentiable(CustomBackward):
-    """The gradient leaves the graph."""
-
-    function = _Once
-
-
-class _DetachedBackward(CustomBackward):
-    """A part of the gradient leaves the graph."""
-
-    function = _DetachedSwish
-
-
 class StraightThrough(CustomBackward):
     """Rounded values with a surrogate gradient."""
 
@@ -170,13 +133,3 @@ class ReversedGradient(CustomBackward):
     """A reversed gradient, as adversarial training uses."""
 
     function = _Reversed
-
-
-DERIVATIVES = (
-    Fault("backward without the product rule", "gradient is the derivative", _WrongBackward),
-    Fault("forward mode without the product rule", "gradient is the derivative", _WrongForwardMode),
-    Fault("backward loses the borders of chunks", "gradient is the derivative", _WrongAtChunks),
-    Fault("backward a thousandth too large", "gradient is the derivative", _SlightlyWrongBackward),
-    Fault("backward out of the graph", "twice differentiable", _OnceDifferentiable),
-    Fault("backward partly out of the graph", "twice differentiable", _DetachedBackward),
-)

@@ -20,7 +20,6 @@ class RightExperts(nn.Module):
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, D_MODEL) / WIDTH**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         hidden = torch.einsum("btd, edf -> betf", x, self.up).relu()
         outputs = torch.einsum("betf, efd -> betd", hidden, self.down)
         return x + torch.einsum("bte, betd -> btd", self._compute_gates(self.router(x)), outputs)
@@ -48,7 +47,6 @@ class Table(nn.Module):
         self.rows = nn.Parameter(torch.randn(self.n_rows, D_MODEL))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         z = self.enter(x)
         share = torch.special.ndtr(z[..., 0].float())
         return x + z.sigmoid() * self.rows[self._choose_row(share)]
@@ -68,7 +66,6 @@ class ProductKeys(nn.Module):
         self.values = nn.Parameter(torch.randn(SIDE**2, D_MODEL))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         query = self.query(x).unflatten(-1, (2, -1))
         scores, index = torch.einsum("btid, ikd -> btik", query, self.keys).topk(3, dim=-1)
         both = (scores[..., 0, :, None] + scores[..., 1, None, :]).flatten(-2)

@@ -39,11 +39,9 @@ class StateSpace(nn.Module):
         self.out = nn.Linear(D_MODEL, D_MODEL, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         return self.prefill(x)[0]
 
     def start(self, batch: int, position: int = 0) -> ScanState:
-        """Return the state before any token."""
         zeros = self.filter.new_zeros
         return ScanState(
             zeros(batch, KERNEL - 1, D_MODEL),
@@ -54,7 +52,6 @@ class StateSpace(nn.Module):
     def prefill(
         self, x: Tensor, state: ScanState | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, ScanState]:
-        """Return the outputs of further tokens [b t d], and the state after them."""
         before = self.start(len(x)) if state is None else state
         position = next_position(x, before, keep)
         kept = x.new_ones(x.shape[:2], dtype=torch.bool) if keep is None else keep
@@ -72,7 +69,6 @@ class StateSpace(nn.Module):
         return y.take_along_dim(back[..., None], 1), ScanState(window, hidden, position)
 
     def step(self, x: Tensor, state: ScanState) -> tuple[Tensor, ScanState]:
-        """Return the output of one further token [b d], and the state after it."""
         z, gate, B, C, dt = self._project_in(x)
         read = torch.cat([state.window, z[:, None]], 1)
         u = F.silu((read * self.filter.mT).sum(1)).unflatten(-1, (HEADS, -1))

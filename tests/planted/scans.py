@@ -19,7 +19,6 @@ class LinearAttention(nn.Module):
         self.out = nn.Linear(D_MODEL, D_MODEL)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         q, k, v = (split(z, HEADS) for z in self.qkv(x).chunk(3, dim=-1))
         q, k = self._make_positive(q), self._make_positive(k)
         above = torch.einsum(
@@ -50,7 +49,6 @@ class Retention(nn.Module):
         self.register_buffer("decay", torch.tensor([0.5, 0.75, 0.9, 0.97]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         t = x.shape[1]
         y = self._run_chunks(self._pad(self.qkv(x), -t % CHUNK))
         return self.out(self._cut(y, t))
@@ -93,7 +91,6 @@ class Convolution(nn.Module):
         self.out = nn.Linear(D_MODEL, D_MODEL)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         z, gate = self.enter(x).chunk(2, dim=-1)
         return self.out(self._convolve(z.mT).mT * F.silu(gate))
 
@@ -146,7 +143,6 @@ class Forgetting(nn.Module):
         self.out = nn.Linear(D_MODEL, D_MODEL)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [b t d] to [b t d]."""
         breaks = 20 * (torch.arange(x.shape[1]) % 16 == 0)
         rate = 0.1 * F.softplus(self.rate(x)[..., 0]) + breaks.to(x)
         return self.out(self._mix(rate, self.enter(x)))

@@ -92,6 +92,33 @@ def test_oracle_is_right_and_needs_the_inputs_alone(name, options, data, seed):
     assert task.oracle(Batch(batch.inputs, blank, blank, links)).equal(answers)
 
 
+@pytest.mark.parametrize(("name", "options"), [pair for pair in PAIRS if pair[0] != "language"])
+@settings(max_examples=3)
+@given(seed=seeds)
+def test_links_lead_from_each_question_to_its_answer(name, options, seed):
+    task = TASKS[name](**options)
+    batch = task.batch(split="test", size=8, seed=seed)
+    links, query = batch.links, batch.links["query_pos"]
+    asked = query >= 0
+    row = torch.arange(8)[:, None].expand_as(query)[asked]
+    scored = [tuple(place) for place in (batch.targets != IGNORE).nonzero().tolist()]
+    assert sorted(zip(row.tolist(), query[asked].tolist(), strict=True)) == scored
+    for key, link in links.items():
+        if link.shape[:2] == query.shape and key not in ("setting", "map"):
+            assert (link[~asked] == -1).all(), key
+    if (value := links.get("value_pos", links.get("answer_pos"))) is None:
+        return
+    answer = value[asked]
+    assert batch.inputs[row, answer].equal(batch.targets[row, query[asked]])
+    assert links["distance"][asked].equal((query - value)[asked])
+    if "key_pos" in links:
+        # A copy's first token follows no key; a marker and a read are no key's token.
+        known = (key := links["key_pos"][asked]) >= 0
+        assert (answer - key == 1)[known].all()
+        if name not in ("copy", "flip_flop"):
+            assert batch.inputs[row, key].equal(batch.inputs[row, query[asked]])
+
+
 @every_task
 def test_no_shortcut_solves_it(name: str):
     task = TASKS[name]()

@@ -46,11 +46,6 @@ def test_unknown_names_list_the_known():
         TrainConfig.from_dict({"lr": 1.0})
 
 
-def test_a_configuration_survives_its_dictionary():
-    config = ModelConfig(stack="SE IE", options={"S.d_state": 32})
-    assert ModelConfig.from_dict(config.to_dict()) == config
-
-
 @pytest.mark.parametrize(("seq_len", "batch"), [(256, 256), (512, 128), (1024, 64), (2048, 32)])
 @pytest.mark.parametrize(("d_model", "rate"), [(32, 4e-4), (64, 3e-4), (128, 2e-4), (256, 1e-4)])
 def test_the_papers_protocol(seq_len, batch, d_model, rate):

@@ -1,4 +1,4 @@
-from lab.cli.console import open_console
+from lab.console import open_console
 
 
 def test_a_console_prints_colons_as_they_stand(capsys):

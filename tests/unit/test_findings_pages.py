@@ -1,4 +1,4 @@
-"""The pages of docs/findings/ and the programs of tests/findings/ name each other."""
+"""The pages of docs/findings/ and their programs name each other."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 
 HOME = Path(__file__).parents[2]
 TABLE = (HOME / "docs/findings.md").read_text(encoding="utf-8")
-PROGRAMS = {path.stem for path in (HOME / "tests/findings").glob("*.py")} - {"run"}
+PROGRAMS = {path.stem for path in (HOME / "docs/findings/programs").glob("*.py")} - {"run"}
 SECTIONS = [
     pytest.param(section, path.name, id=f"{path.stem}-{number}")
     for path in sorted((HOME / "docs/findings").glob("*.md"))
@@ -19,7 +19,7 @@ SECTIONS = [
 def find_programs(text: str) -> list[str]:
     """Find the programs that a section says to run."""
     return re.findall(
-        r"^\*\*Program\.\*\* `python tests/findings/(\w+)\.py`", text, flags=re.MULTILINE
+        r"^\*\*Program\.\*\* `python docs/findings/programs/(\w+)\.py`", text, flags=re.MULTILINE
     )
 
 

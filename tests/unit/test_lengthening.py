@@ -195,11 +195,6 @@ def test_rows_that_are_not_learned_lengthen_if_asked():
     assert seen[11].validation_accuracy is not None
 
 
-def test_learned_rows_do_not_wait_for_the_limit():
-    learned = [row.seq_len for row in rows()]
-    assert learned == [row.seq_len for row in rows(unlearned="lengthen")]
-
-
 def test_the_last_step_does_not_lengthen():
     model = build("AM", vocab_size=TASK.vocab_size, d_model=16)
     config = replace(CONFIG, max_steps=30, eval_every=30, lengthen_at=0.51)

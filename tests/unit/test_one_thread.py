@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
 
 from lab.config import TrainConfig
 from lab.models import build
@@ -17,7 +16,7 @@ from lab.training.optimizers import build_optimizers
 from tasks import one_thread
 from tasks.dataset import Rows
 from tasks.mqar import MQAR
-from tasks.one_thread import LARGE, use_one_thread
+from tasks.one_thread import use_one_thread
 from tasks.reader import BatchReader
 
 
@@ -75,15 +74,6 @@ def test_rows_and_their_links_are_drawn_on_one_thread(task):
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_gets_the_same_rows(workers):
-    task = MQAR(seq_len=16, vocab_size=64)
-    loader = DataLoader(Rows(task, batch_size=4, stop=8), batch_size=None, num_workers=workers)
-    rows = torch.cat([batch["inputs"] for batch in loader])
-    assert rows.equal(task.batch(size=8).inputs)
-    assert torch.get_num_threads() == 3
-
-
 def test_rows_do_not_depend_on_threads():
     task = MQAR(seq_len=2048, vocab_size=8192)  # more than torch shares among threads
     drawn = task.batch(size=32)
@@ -105,11 +95,6 @@ def test_a_model_is_evaluated_and_updated_on_one_thread():
             optimizer.step()
     assert update.threads["aten.baddbmm"] == update.threads["aten._fused_adamw_"] == {1}
     assert torch.get_num_threads() == 3
-
-
-def test_large_tensors_keep_the_callers_threads():
-    with use_one_thread(LARGE):
-        assert torch.get_num_threads() == 3
 
 
 def test_products_run_on_one_thread_too():
@@ -141,18 +126,6 @@ def test_other_python_threads_keep_theirs():
             assert later.submit(torch.get_num_threads).result() == 3
             assert torch.get_num_threads() == 1
         assert later.submit(torch.get_num_threads).result() == 3
-
-
-def test_two_python_threads_draw_rows_at_once(task):
-    def draw(start):
-        rows = task.batch(start=start, size=8).inputs
-        return rows, torch.get_num_threads()
-
-    with ThreadPoolExecutor(2) as pool:
-        drawn = list(pool.map(draw, range(0, 400, 8)))
-    assert {threads for _, threads in drawn} == {3}
-    assert set(task.seen) == {1}
-    assert torch.cat([rows for rows, _ in drawn]).equal(task.batch(size=400).inputs)
 
 
 def test_nothing_changes_while_torch_compiles(monkeypatch):

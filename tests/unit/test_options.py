@@ -4,7 +4,8 @@ from typing import Literal
 
 import pytest
 
-from lab.cli.options import Span, find_kind, read, read_settings, resolve_spans, varies
+from lab.api.settings import Span, read, read_evaluations, resolve_spans
+from tasks.bounds import find_kind, varies
 from tasks.mqar import MQAR
 from tasks.schedule import Schedule
 
@@ -70,7 +71,7 @@ def test_a_schedule_ends_while_training_does(steps):
 
 
 def test_settings_to_evaluate_at():
-    assert read_settings(["seq_len=512,1024", "n-pairs=4", "seq_len=2048"], MQAR) == {
+    assert read_evaluations(["seq_len=512,1024", "n-pairs=4", "seq_len=2048"], MQAR) == {
         "seq_len": (512, 1024, 2048),
         "n_pairs": (4,),
     }
@@ -92,4 +93,4 @@ def test_settings_to_evaluate_at():
 )
 def test_bad_settings_are_said(text, message):
     with pytest.raises(ValueError, match=message):
-        read_settings([text], MQAR)
+        read_evaluations([text], MQAR)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from lab.cli.run_settings import build_config, configure
-from lab.cli.tables import progress
-from lab.cli.tables.durations import format_duration
+from lab.api import progress
+from lab.api.results import format_duration
+from lab.api.settings import build_config, configure
 from lab.config import ModelConfig
 from lab.training.experiment import Plan
 from lab.training.loop import Row

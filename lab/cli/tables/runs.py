@@ -1,20 +1,64 @@
-"""Tables of runs, for the terminal."""
+"""Tables of runs: one run's result, several runs, seeds, and the settings of a sweep."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from lab.cli.tables.durations import format_duration
+from lab.api.results import format_accuracy, format_duration, list_scores
+from lab.config import AUDIT_ROWS
 from lab.training.records import name_ending
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from analysis.sweeps.seeds import SeedSummary
+    from analysis.sweeps.settings import SettingResult
 
 LINE = "{:>8}  {:>7}  {:>7}  {:>11}  {:16}  {}"
 COMPARED = "{:>8}  {:>7}  {:>7}  {:>12}  {:10}  {}"
 
 
-def build_runs_list(runs: pl.DataFrame) -> Group:
+def build_result_table(result: dict[str, Any]) -> Table:
+    """Return a table of the accuracies of model, construction, oracle, shortcuts and chance."""
+    table = Table(
+        title=f"{result['task']}: test accuracy",
+        title_justify="left",
+        caption=f"chance, shortcuts and oracle: on the first {AUDIT_ROWS} test rows",
+    )
+    table.add_column("")
+    table.add_column("accuracy", justify="right")
+    for name, value in list_scores(result):
+        style = "bold" if name == "this model" else ""
+        table.add_row(name, format_accuracy(value), style=style)
+    return table
+
+
+def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
+    """Return a table of the accuracy in other settings, each with its 95 % interval."""
+    table = Table(title="beyond training: test accuracy", title_justify="left")
+    for name in ("", "accuracy", "95 %", "chance", "rows"):
+        table.add_column(name, justify="left" if not name else "right")
+    for entry in found:
+        where = f"{entry['option']}={entry['value']}"
+        if "error" in entry:
+            table.add_row(where, entry["error"])
+            continue
+        low, high = entry["interval"]
+        table.add_row(
+            where,
+            f"{entry['accuracy']:.4f}",
+            f"{low:.4f} … {high:.4f}",
+            f"{entry['chance']:.4f}",
+            f"{entry['rows']:,}",
+        )
+    return table
+
+
+def build_runs_list(runs: "pl.DataFrame") -> Group:
     """Return a line of numbers for each run, and below it how it ended and what was trained."""
     header = Text(LINE.format("accuracy", "chance", "steps", "time", "date", "run"), "bold")
     parts: list[RenderableType] = [header]
@@ -46,3 +90,48 @@ def build_comparison_table(runs: list[dict[str, Any]]) -> Group:
         line = COMPARED.format(*cells, _cell(run["mechanism"]), named)
         lines.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*lines)
+
+
+def build_seeds_table(found: "SeedSummary") -> Table:
+    """Return a line for each seed: its accuracy and interval over rows, steps, and its ending."""
+    table = Table(box=None, title="test accuracy by seed", title_justify="left")
+    for name in ("seed", "accuracy", "95 %", "steps", "time", "ended"):
+        table.add_column(name, justify="left" if name == "ended" else "right")
+    for run in found.runs:
+        table.add_row(
+            str(run.seed),
+            format_accuracy(run.accuracy),
+            "" if run.low is None else f"{run.low:.4f} … {run.high:.4f}",
+            "" if run.steps is None else f"{'' if run.solved else '> '}{run.steps:,}",
+            "" if run.seconds is None else format_duration(run.seconds),
+            name_ending(run.status),
+        )
+    return table
+
+
+def build_settings_table(settings: Sequence["SettingResult"]) -> Table:
+    """Return a line for each setting: its factors, accuracy and interval, and what it took."""
+    table = Table(box=None, title="mean test accuracy over seeds", title_justify="left")
+    factors = list(settings[0].factors) if settings else []
+    for name in (*factors, "accuracy", "95 %", "seeds", "solved", "steps", "seconds"):
+        table.add_column(name, justify="right")
+    for setting in settings:
+        values = [
+            f"{value:g}" if isinstance(value, float) else str(value)
+            for value in setting.factors.values()
+        ]
+        if not setting.seeds:
+            table.add_row(*values, "no result", "", f"0 of {setting.unended}", "", "", "")
+            continue
+        count = len(setting.seeds)
+        low, high = setting.interval
+        table.add_row(
+            *values,
+            f"{setting.mean:.4f}",
+            f"{low:.4f} … {high:.4f}",
+            str(count) if not setting.unended else f"{count} of {count + setting.unended}",
+            f"{sum(setting.solved)} of {count}",
+            f"{sum(setting.steps) / count:,.0f}",
+            f"{sum(setting.seconds) / count:,.0f}",
+        )
+    return table

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from analysis import positions, rollout
 from analysis.base import Subject
+from analysis.matrices import rollout
 from analysis.memory import (
     COPIES,
     FLOAT,
@@ -14,6 +14,7 @@ from analysis.memory import (
     check_memory,
     estimate_memory,
 )
+from analysis.rows import positions
 from lab.bench.peak import measure_peak
 from lab.models import LanguageModel, build
 from tasks.mqar import MQAR

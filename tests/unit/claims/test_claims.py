@@ -15,10 +15,8 @@ from analysis.claims import verdict
 from analysis.claims.card import Card
 from analysis.claims.claim import Claim, Statistic
 from analysis.claims.verdict import Floor, StatisticValue, compute_power, decide, judge
+from lab.api.claiming import HOME, build_sweep, check_parameters, measure_floor
 from lab.cli import app
-from lab.cli.claim import HOME, build_sweep
-from lab.cli.claim_floor import measure_floor
-from lab.cli.equal_parameters import check_parameters
 from lab.machine import describe_machine
 from lab.suite.audit import audit
 from lab.sweeps.table import MEASURED

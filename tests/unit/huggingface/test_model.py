@@ -1,16 +1,26 @@
 """The lab's models as Hugging Face models: the same logits, generation, loss and gradients."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lab.huggingface import LabConfig, LabForCausalLM
+from lab.huggingface.model import CACHE
+from lab.layers.routed import collect_balance_losses
 from lab.models import ARCHITECTURES
+from lab.models.evaluation import score
+from lab.ops.cross_entropy import linear_cross_entropy
+from tasks.mqar import MQAR
 
 STACKS = [*ARCHITECTURES, "AM SM IE", "SP NE AR"]
+
+
+HALVES = torch.tensor([[0] * 4 + [1] * 5])
 
 
 def build_model(stack: str, **options) -> LabForCausalLM:
@@ -116,7 +126,17 @@ def test_a_new_model_has_the_labs_initial_weights():
         ({}, "either input_ids or inputs_embeds"),
         ({"input_ids": draw_tokens(), "inputs_embeds": torch.zeros(3, 9, 8)}, "either input_ids"),
         ({"input_ids": draw_tokens(), "output_attentions": True}, "run_with_cache"),
-        ({"input_ids": draw_tokens(), "position_ids": draw_tokens()}, "position_ids: is not an"),
+        ({"input_ids": draw_tokens(), "position_ids": draw_tokens()}, "must count from 0 in each"),
+        ({"input_ids": draw_tokens(), "position_ids": torch.arange(5, 14)[None]}, "begins at 5"),
+        ({"input_ids": draw_tokens(), "seq_idx": torch.zeros(3, 8)}, r"seq_idx is \[3, 8\], must"),
+        ({"input_ids": draw_tokens(1), "cu_seqlens": torch.tensor([0, 4, 8])}, "rise from 0 to 9"),
+        ({"input_ids": draw_tokens(), "cu_seqlens": torch.tensor([0, 9])}, "one row of tokens"),
+        (
+            {"input_ids": draw_tokens(1), "seq_idx": HALVES, "cu_seqlens": torch.tensor([0, 9])},
+            "seq_idx and cu_seqlens name different",
+        ),
+        ({"input_ids": draw_tokens(1), "seq_idx": HALVES, "use_cache": True}, "leave no state"),
+        ({"input_ids": draw_tokens(), "output_router_logits": True}, "no routed experts"),
         ({"input_ids": draw_tokens(), "nonsense": 3}, "nonsense: is not an argument"),
     ],
 )
@@ -159,3 +179,109 @@ def test_an_untrained_model_guesses_nearly_evenly():
     tokens = torch.randint(256, (2, 64))
     loss = LabForCausalLM(LabConfig(stack="AM*2", vocab_size=256))(tokens, labels=tokens).loss
     assert abs(loss.item() - math.log(256)) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens"])
+def test_documents_of_a_packed_row_do_not_mix(model, kind):
+    tokens = draw_tokens(1, 11)
+    parts = (4, 1, 6)
+    given = {
+        "position_ids": torch.cat([torch.arange(n) for n in parts])[None],
+        "seq_idx": torch.arange(3).repeat_interleave(torch.tensor(parts))[None],
+        "cu_seq_lens_q": torch.tensor([0, 4, 5, 11]),
+        "cu_seqlens": torch.tensor([0, 4, 5, 11], dtype=torch.int32),
+    }
+    found = model(tokens, output_hidden_states=True, **{kind: given[kind]})
+    alone = [model(part, output_hidden_states=True) for part in tokens.split(parts, 1)]
+    torch.testing.assert_close(found.logits, torch.cat([part.logits for part in alone], 1))
+    for layer, stream in enumerate(found.hidden_states):
+        asked = torch.cat([part.hidden_states[layer] for part in alone], 1)
+        torch.testing.assert_close(stream, asked)
+
+
+def test_packed_rows_with_padding_give_the_loss_of_their_documents():
+    model, tokens = build_model("SM AR"), draw_tokens(2, 9)
+    mask = torch.tensor([[1] * 9, [1] * 7 + [0] * 2])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 2, 0, 1, 2, 3, 0, 0]])
+    labels = tokens.where(mask.bool(), -100)
+    found = model(
+        tokens, attention_mask=mask, position_ids=positions, labels=labels,
+        output_router_logits=True,
+    )  # fmt: skip
+    documents = [tokens[:1, :4], tokens[:1, 4:], tokens[1:, :3], tokens[1:, 3:7]]
+    total = sum(model(part, labels=part).loss * (part.shape[1] - 1) for part in documents)
+    text_loss = found.loss.double() - found.aux_loss
+    assert isinstance(total, torch.Tensor)
+    torch.testing.assert_close(text_loss, total.double() / (3 + 4 + 2 + 3), rtol=1e-6, atol=0)
+    alone = [model(part, output_router_logits=True).router_logits[0] for part in documents]
+    kept = found.router_logits[0].view(2, 9, -1)[mask.bool()]
+    torch.testing.assert_close(kept, torch.cat(alone))
+    found.loss.backward()
+    grad = model.model.embed.weight.grad
+    assert grad is not None
+    assert grad.isfinite().all()
+
+
+def test_positions_that_count_the_tokens_read_change_nothing(model):
+    tokens, mask = draw_tokens(), torch.ones(3, 9, dtype=torch.long)
+    mask[1, :4] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    plain = model(tokens, attention_mask=mask, use_cache=True)
+    given = model(tokens, attention_mask=mask, position_ids=positions, use_cache=True)
+    assert torch.equal(plain.logits, given.logits)
+    more, mask = tokens[:, :1], torch.cat([mask, mask[:, -1:]], 1)
+    after = torch.tensor([[9], [5], [9]])
+    given = model(more, attention_mask=mask, position_ids=after, cache=given[CACHE])
+    assert torch.equal(model(more, attention_mask=mask, cache=plain[CACHE]).logits, given.logits)
+
+
+def test_the_balance_loss_is_the_layers_and_joins_the_loss():
+    model, tokens = build_model("jamba"), draw_tokens()
+    with collect_balance_losses(model.model) as losses:
+        model.model(tokens)
+    found = model(tokens, labels=tokens, output_router_logits=True)
+    torch.testing.assert_close(found.aux_loss, sum(losses))
+    torch.testing.assert_close(found.loss, model(tokens, labels=tokens).loss + found.aux_loss)
+    found.loss.backward()
+    routers = [p.grad for name, p in model.named_parameters() if name.endswith("router.weight")]
+    assert len(found.router_logits) == len(routers) == len(losses)
+    # The loss's mean over tokens of the same rows: the mask takes padding out.
+    row = model(tokens[:1], output_router_logits=True)
+    padded = torch.cat([tokens[1:2, :3], tokens[:1]], 1)
+    mask = torch.tensor([[0] * 3 + [1] * 9])
+    given = model(padded, attention_mask=mask, output_router_logits=True)
+    torch.testing.assert_close(given.aux_loss, row.aux_loss)
+
+
+@pytest.mark.parametrize("stack", ["cheems", "SM AR"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_with_checkpointing_are_those_without(stack, padded):
+    model, tokens = build_model(stack), draw_tokens()
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    options = {"attention_mask": mask} if padded else {}
+    options |= {"output_router_logits": True} if stack == "SM AR" else {}
+    model(tokens, labels=tokens, **options).loss.backward()
+    asked = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
+    runs = []
+    model.model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    model(tokens, labels=tokens, **options).loss.backward()
+    assert padded or len(runs) == 2  # once more in the backward pass
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, asked[name])
+
+
+def test_logits_of_chosen_positions(model):
+    tokens, chosen = draw_tokens(), torch.tensor([1, 4, 8])
+    asked = model(tokens).logits[:, chosen]
+    assert torch.equal(model(tokens, logits_to_keep=chosen).logits, asked)
+
+
+def test_targets_of_a_task_are_labels_that_are_shifted_already():
+    task = MQAR(seq_len=16, vocab_size=32)
+    batch, model = task.batch(size=3), build_model("AM")
+    found = model(batch.inputs, shift_labels=batch.targets).loss
+    asked = linear_cross_entropy(*score(model.model, batch, "fp32"))[0]
+    torch.testing.assert_close(found.double(), asked, rtol=1e-6, atol=0)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from lab.api.settings import read_settings
 from lab.cli import app
-from lab.cli.run_settings import read_settings
 from lab.config import Runtime
 from lab.files import RunError
 from lab.huggingface.saving import convert, save_run
@@ -76,6 +76,10 @@ def test_a_model_of_bytes_comes_with_its_tokenizer(tmp_path):
     for words in ("naïve café, 50 €; ", "two\nlines\tand 𝄞", "a  b<|endoftext|>"):
         assert tokenizer(words)["input_ids"] == list(words.encode())
         assert tokenizer.decode(list(words.encode())) == words
+    # Harnesses end a text at the token that tokenizer and model name.
+    config = AutoConfig.from_pretrained(tmp_path / "hf")
+    assert tokenizer.eos_token_id == config.eos_token_id == config.pad_token_id == 0
+    assert tokenizer.decode([tokenizer.eos_token_id]) == "\0"
     batch = tokenizer(["naïve", "ab"], return_tensors="pt", padding=True)
     assert batch["attention_mask"].tolist() == [[1] * 6, [0] * 4 + [1] * 2]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")

@@ -164,16 +164,54 @@ class Stubborn(nn.Linear):
         return x
 
 
+def write_recipe(advances: str, options: str) -> str:
+    """Return how an adapter is made that goes on by a function."""
+    return f"DecodingAdapter(module, advances={advances}, {options})"
+
+
 DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "gru": (lambda: nn.GRU(8, 6, 2), "TorchRecurrent(module, layout='tbd')"),
-    "lstm": (lambda: nn.LSTM(8, 6, batch_first=True), "TorchRecurrent(module)"),
-    "returned": (Going, "Returned(module, name='cache', place=2)"),
-    "stepping": (Cell, "Stepping(module, initial='init_state')"),
-    "told": (TakesState, "Returned(module, name='h', initial='zero_state')"),
-    "at once": (lambda: Cached(0), "Allocated(module)"),
-    "by steps": (lambda: Cached(None), "Allocated(module)"),
-    "by steps of vectors": (lambda: CachedVectors(None), "Allocated(module, timed=False)"),
-    "stepping in time": (TimedCell, "Stepping(module, timed=True)"),
+    "gru": (
+        lambda: nn.GRU(8, 6, 2),
+        write_recipe("advance_recurrent", "relative=True, positioned=True, output=0, layout='tbd'"),
+    ),
+    "lstm": (
+        lambda: nn.LSTM(8, 6, batch_first=True),
+        write_recipe("advance_recurrent", "relative=True, positioned=True, output=0"),
+    ),
+    "returned": (
+        Going,
+        write_recipe(
+            "advance_returned",
+            "calls=call_returned, name='cache', flag=None, initial=None, output=0, place=2",
+        ),
+    ),
+    "stepping": (
+        Cell,
+        write_recipe("advance_steps", "initial='init_state', timed=False"),
+    ),
+    "told": (
+        TakesState,
+        write_recipe(
+            "advance_returned",
+            "calls=call_returned, name='h', flag=None, initial='zero_state', output=0, place=1",
+        ),
+    ),
+    "at once": (
+        lambda: Cached(0),
+        write_recipe("advance_allocated", "timed=True"),
+    ),
+    "by steps": (
+        lambda: Cached(None),
+        write_recipe("advance_allocated", "timed=True"),
+    ),
+    "by steps of vectors": (
+        lambda: CachedVectors(None),
+        write_recipe("advance_allocated", "timed=False"),
+    ),
+    "stepping in time": (
+        TimedCell,
+        write_recipe("advance_steps", "initial=None, timed=True"),
+    ),
     "tokens": (
         lambda: build("AM", vocab_size=32, d_model=8),
         "DecodingTokens(module, vocab_size=32, table='embed')",

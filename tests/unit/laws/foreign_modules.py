@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.adapters import to_token_ids
+from lab.laws.tokens import to_token_ids
 
 
 def relative_difference(found: Tensor, asked: Tensor) -> float:
@@ -69,68 +69,68 @@ class Chunked(nn.Module):
 
 CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]] = {
     "plain": (lambda: nn.Linear(8, 6), "module", lambda m, x: m(x)),
-    "function": (lambda: nn.Linear(8, 6).forward, "PlainAdapter(module)", lambda m, x: m(x)),
+    "function": (lambda: nn.Linear(8, 6).forward, "Adapter(module)", lambda m, x: m(x)),
     "tuple": (
         lambda: Returning(lambda y: (y.sum(), y)),
-        "PlainAdapter(module, output=1)",
+        "Adapter(module, output=1)",
         lambda m, x: m.linear(x),
     ),
     "dict": (
         lambda: Returning(lambda y: {"n": 3, "y": y}),
-        "PlainAdapter(module, output='y')",
+        "Adapter(module, output='y')",
         lambda m, x: m.linear(x),
     ),
     "dataclass": (
         lambda: Returning(lambda y: Output(y.sum(), y)),
-        "PlainAdapter(module, output='hidden')",
+        "Adapter(module, output='hidden')",
         lambda m, x: m.linear(x),
     ),
     "heads": (
         lambda: Returning(lambda y: y.unflatten(-1, (2, 3))),
-        "PlainAdapter(module)",
+        "Adapter(module)",
         lambda m, x: m.linear(x),
     ),
     "convolution": (
         lambda: nn.Conv1d(8, 6, 3, padding=1),
-        "PlainAdapter(module, layout='bdt')",
+        "Adapter(module, layout='bdt')",
         lambda m, x: m(x.mT).mT,
     ),
     "width of a length": (
         lambda: nn.Conv1d(8, 6, 1, padding=0),
-        "PlainAdapter(module, layout='bdt')",
+        "Adapter(module, layout='bdt')",
         lambda m, x: m(x.mT).mT,
     ),
     "both ways": (
         lambda: nn.GRU(8, 6, bidirectional=True),
-        "PlainAdapter(module, output=0, layout='tbd')",
+        "Adapter(module, layout='tbd', output=0)",
         lambda m, x: m(x.transpose(0, 1))[0].transpose(0, 1),
     ),
     "positions": (
         lambda: Placed(1),
-        "Positioned(module, name='input_pos')",
+        "Adapter(module, calls=call_positioned, name='input_pos', batched=False)",
         lambda m, x: m(x, torch.arange(16)),
     ),
     "positions of rows": (
         lambda: Placed(2),
-        "Positioned(module, name='input_pos', batched=True)",
+        "Adapter(module, calls=call_positioned, name='input_pos', batched=True)",
         lambda m, x: m(x, torch.arange(16).expand(3, 16)),
     ),
     "chunks": (Chunked, "module", lambda m, x: m(x)),
     "attention": (
         lambda: nn.MultiheadAttention(8, 2),
-        "Masked(module, output=0, layout='tbd')",
+        "Adapter(module, calls=call_masked, layout='tbd', output=0)",
         lambda m, x: attend(m, x),
     ),
     "encoder layer": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-        "Masked(module)",
+        "Adapter(module, calls=call_masked)",
         lambda m, x: m(x, nn.Transformer.generate_square_subsequent_mask(16)),
     ),
     "encoder": (
         lambda: nn.TransformerEncoder(
             nn.TransformerEncoderLayer(8, 2, 16), 1, enable_nested_tensor=False
         ),
-        "Masked(module, layout='tbd')",
+        "Adapter(module, calls=call_masked, layout='tbd')",
         lambda m, x: m(
             x.transpose(0, 1), nn.Transformer.generate_square_subsequent_mask(16)
         ).transpose(0, 1),

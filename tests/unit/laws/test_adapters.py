@@ -1,18 +1,17 @@
 """Foreign modules are called as they want to be, and come out as they went in."""
 
 import copy
-import inspect
 
 import pytest
 import torch
 from torch import nn
 
-from lab.laws import adapters
-from lab.laws.adapters import adapt, find_lengths_taken
-from lab.laws.adapters.tokens import BITS
+from lab.laws import adapters, tokens
+from lab.laws.adaptation import adapt, find_lengths_taken
 from lab.laws.probes import draw
+from lab.laws.tokens import BITS
 from lab.layers.state import Decoder
-from tests.unit.laws.foreign_decoders import DECODERS
+from tests.unit.laws.foreign_decoders import DECODERS, write_recipe
 from tests.unit.laws.foreign_modules import CALLED, Chunked, Model, Returning, relative_difference
 
 
@@ -53,13 +52,15 @@ def test_options_decide():
     pair = Returning(lambda y: (y, -y))
     x = draw((2, 5, 8), 0).float()
     assert torch.equal(adapt(pair, output=1).module(x), -pair.linear(x))
-    assert adapt(nn.GRU(8, 8), layout="btd").recipe == "TorchRecurrent(module)"
+    assert adapt(nn.GRU(8, 8), layout="btd").recipe == write_recipe(
+        "advance_recurrent", "relative=True, positioned=True, output=0"
+    )
     assert adapt(nn.GRU(8, 8), relative=False).recipe == (
-        "TorchRecurrent(module, relative=False, layout='tbd')"
+        write_recipe("advance_recurrent", "relative=False, positioned=True, output=0, layout='tbd'")
     )
     assert adapt(torch.tanh, d_model=5).d_model == 5
     assert adapt(lambda ids: ids[..., None].double(), vocab_size=9, d_model=4).recipe == (
-        "Tokens(PlainAdapter(module), vocab_size=9, table=None)"
+        "Tokens(Adapter(module), vocab_size=9, table=None)"
     )
 
 
@@ -108,7 +109,7 @@ def test_what_is_not_understood_is_refused(target: nn.Module, options: dict, wor
 
 
 def test_a_recipe_makes_the_adapter():
-    names = {name: cls for name, cls in vars(adapters).items() if inspect.isclass(cls)}
+    names = {**vars(adapters), **vars(tokens)}
     for name, (made, *_) in {**CALLED, **DECODERS}.items():
         torch.manual_seed(0)
         target = made()

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lab.laws import Certification, CertifySettings
-from lab.laws.adapters import adapt
-from lab.laws.adapters.tokens import BITS
+from lab.laws.adaptation import adapt
 from lab.laws.probes import draw
+from lab.laws.tokens import BITS
 from lab.layers.state import Decoder
 from tests.unit.laws.foreign_decoders import (
     DECODERS,
@@ -91,7 +91,7 @@ def test_padding_is_refused_where_no_mask_is_taken(name: str):
 
 
 def test_relative_positions_are_undecided_where_the_module_is_not_told_the_first():
-    settings = CertifySettings(8, (1, 5), max_len=64, calling={"relative": True})
+    settings = CertifySettings(8, (1, 5), max_len=64, relative=True)
     found = Certification(Going(), settings).judge("relative")
     assert found.verdict == "not decided"
     assert "position=1 must be 0: this module takes no first position" in found.evidence

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lab.laws import QUICK, Certification
-from lab.laws.adapters import Tokens, adapt, to_token_ids
-from lab.laws.adapters.tokens import BITS
+from lab.laws.adaptation import adapt
 from lab.laws.probes import draw
+from lab.laws.tokens import BITS, Tokens, to_token_ids
 from tests.unit.laws.foreign_modules import Model, relative_difference
 
 

@@ -34,8 +34,8 @@ def test_every_law(case: Case, unchecked):
     # The types' check would be half of the time; `test_types_fit` has it.
     found = certify(
         case.make(),
-        case.d_model,
-        case.lengths,
+        d_model=case.d_model,
+        lengths=case.lengths,
         conditions=CONDITIONS[:1],
         max_len=2048,
         rounding_len=512,

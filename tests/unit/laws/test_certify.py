@@ -223,12 +223,12 @@ def test_laws_that_are_asked_for_must_be_decided():
 
 
 def test_only_the_laws_asked_for_are_tried():
-    found = certify(nn.Linear(8, 8), 8, (1, 2), only=["causal", "deterministic"])
+    found = certify(nn.Linear(8, 8), d_model=8, lengths=(1, 2), only=["causal", "deterministic"])
     assert [verdict.law for verdict in found] == ["deterministic", "causal"]
     with pytest.raises(ValueError, match=r"only='causality': must be one of deterministic, causal"):
-        certify(nn.Linear(8, 8), 8, only=["causality"])
+        certify(nn.Linear(8, 8), d_model=8, only=["causality"])
     with pytest.raises(ValueError, match=r"only='causal': must be a list of one or more laws"):
-        certify(nn.Linear(8, 8), 8, only="causal")
+        certify(nn.Linear(8, 8), d_model=8, only="causal")
 
 
 def test_training_mode_is_left_out_of_a_quick_certificate():
@@ -292,7 +292,7 @@ def test_a_law_that_raises_is_not_decided():
 
 def test_a_misspelt_setting_is_refused():
     with pytest.raises(TypeError, match="max_length"):
-        certify(nn.Linear(8, 8), 8, max_length=3)
+        certify(nn.Linear(8, 8), d_model=8, max_length=3)
 
 
 def test_every_law_has_numbers():
@@ -300,7 +300,7 @@ def test_every_law_has_numbers():
         if verdict.verdict == "holds":
             assert verdict.measured is not None, verdict
             assert verdict.allowed is not None, verdict
-    assert set(LAWS) == {v.law for v in certify(torch.tanh, 8, (1, 2), max_len=512)}
+    assert set(LAWS) == {v.law for v in certify(torch.tanh, d_model=8, lengths=(1, 2), max_len=512)}
 
 
 GRU = {"input_size": 8, "hidden_size": 8, "batch_first": True}

@@ -16,7 +16,7 @@ from lab.laws import (
     Probes,
     Verdict,
     certify,
-    relative_positions,
+    decoding,
 )
 from lab.layers.state import next_position
 from tests.planted import FAULTS
@@ -79,7 +79,7 @@ def build_fault(name: str) -> nn.Module:
 @pytest.mark.parametrize("build", [CachedAttention, DecodedGRU])
 def test_right_decoders_pass(build: type[nn.Module]):
     torch.manual_seed(0)
-    found = certify(build(), 16, (1, 2, 5, 16), max_len=1024, rounding_len=64)
+    found = certify(build(), d_model=16, lengths=(1, 2, 5, 16), max_len=1024, rounding_len=64)
     for v in found:
         undecided = {"matrix applies": "not applicable", "forms agree": "not decided"}
         assert v.verdict == undecided.get(v.law, "holds"), v
@@ -167,7 +167,7 @@ def test_noise_hides_no_output_that_is_not_finite():
 
 
 def test_noise_without_a_fault_stays_undecided(monkeypatch):
-    monkeypatch.setattr(relative_positions, "SHIFTS", (1_000,))
+    monkeypatch.setattr(decoding, "SHIFTS", (1_000,))
     settings = CertifySettings(16, (1, 2, 9))
     found = Certification(build_fault("angles in fp16"), settings).judge("relative")
     assert found.verdict == "not decided"

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.laws.probes import draw
-from lab.layers.attention import Attention
-from lab.layers.cdmoe import CDMoE
 from tests.unit.laws.planted_gradients import Planted, StraightThrough, judge, rank
 
 
@@ -162,15 +160,6 @@ def test_many_dead_parameters_are_counted():
     assert found.endswith("p7: none, never used; and 3 more")
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gru = nn.GRU(8, 8, 2, batch_first=True, dropout=0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gru(x)[0]
-
-
 class Looked(nn.Module):
     def __init__(self):
         super().__init__()
@@ -184,25 +173,7 @@ def multiply_in_checkpoint(m: Any, h: Tensor) -> Tensor:
     return checkpoint(lambda z: z * m.p, h, use_reentrant=True)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-        Recurrent,
-        Looked,
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
-        lambda: Planted(multiply_in_checkpoint, p=torch.ones(8)),
-        lambda: Planted(lambda m, h: StraightThrough.apply(h * m.p), p=torch.ones(8)),
-        lambda: Attention(8, 2),
-        lambda: Attention(8, 2, mask="value", window=2),
-        lambda: CDMoE(8, n_experts=12, n_retrieval_heads=2, k=3, d_retrieval=6),
-        lambda: CDMoE(8, n_experts=12, k=3, d_retrieval=6, key_init="zeros"),
-    ],
-    ids=[
-        *("transformer", "gru", "sparse", "weight norm", "checkpoint", "straight-through"),
-        *("attention", "value mask", "cdmoe", "cdmoe zero keys"),
-    ],
-)
+@pytest.mark.parametrize("make", [Looked, lambda: Planted(multiply_in_checkpoint, p=torch.ones(8))])
 def test_right_modules_hold(make: Callable[[], nn.Module], unchecked):
     torch.manual_seed(0)
     found = judge(make())

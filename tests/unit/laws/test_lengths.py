@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lab.laws import Certification, CertifySettings, verdict
-from lab.laws.verdict import Timer
+from lab.laws import Certification, CertifySettings, law
+from lab.laws.law import Timer
 from tests.planted import FAULTS, RIGHT
 
 DERIVATIVE = "gradient is the derivative"
@@ -66,7 +66,7 @@ def test_what_only_longer_inputs_bend_too_much_is_no_fault():
 
 def test_common_lengths_are_reached_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 0.3, 0.3, 0.8])
-    monkeypatch.setattr(verdict, "read_clock", lambda: next(clock))
+    monkeypatch.setattr(law, "read_clock", lambda: next(clock))
     timer = Timer(5.0)
     assert timer.allows(128)
     assert timer.allows(257)  # a quarter of the time for longer lengths would not be enough

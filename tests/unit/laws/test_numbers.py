@@ -3,7 +3,6 @@
 `test_calibration` has most planted faults of these laws.
 """
 
-import random
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
@@ -12,11 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.laws import CONDITIONS, LAWS, CertifySettings, Probes, Verdict, certify, in_double, stable
+from lab.laws import (
+    CONDITIONS,
+    LAWS,
+    CertifySettings,
+    Probes,
+    Verdict,
+    certify,
+    in_double,
+    numerics,
+)
 from lab.laws.probes import draw
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
-from lab.ops.ssd_decay import decay_matrix
 from tests.cases import CASES
 
 
@@ -49,28 +56,6 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self.linear(x))
-
-
-def mix_by_segments(x: Tensor) -> Tensor:
-    """Mixes with decays of about a half a token, exact."""
-    log_decay = -nn.functional.softplus(x[..., :1].mT)
-    return (decay_matrix(log_decay) @ x[:, None])[:, 0]
-
-
-def rotate_in_double(x: Tensor) -> Tensor:
-    angles = torch.arange(x.shape[1]).double()[:, None] * torch.tensor([0.3, 0.02]).double()
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    x1, x2 = x[..., :2], x[..., 2:4]
-    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin, x[..., 4:]], dim=-1)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [torch.tanh, mix_by_segments, rotate_in_double, lambda x: x.softmax(-1)],
-    ids=["pointwise", "segment sums", "exact angles", "softmax"],
-)
-def test_rounding_is_allowed(function: Callable[[Tensor], Tensor]):
-    assert judge("precision", Mixing(function)).verdict == "holds"
 
 
 def iterate_logistic_map(x: Tensor) -> Tensor:
@@ -135,11 +120,11 @@ class Sum(NamedTuple):
 
 
 class Recurrence(nn.Module):
-    """total ← rate · total + x + drift."""
+    """total ← rate · total + x."""
 
-    def __init__(self, rate: float, drift: float = 0.0):
+    def __init__(self, rate: float):
         super().__init__()
-        self.rate, self.drift = rate, drift
+        self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
         return self.prefill(x)[0]
@@ -153,7 +138,7 @@ class Recurrence(nn.Module):
         total, position = self.start(len(x)) if state is None else state
         outputs = []
         for token in x.unbind(1):
-            total = self.rate * total + token + self.drift
+            total = self.rate * total + token
             outputs.append(total)
         return torch.stack(outputs, 1), Sum(total, position + x.shape[1])
 
@@ -167,25 +152,11 @@ class Recurrence(nn.Module):
     [
         (Recurrence(0.9), "holds"),
         (Recurrence(1.0), "not decided"),
-        (Recurrence(1.0, drift=1.0), "fails"),
-        (Recurrence(1.003), "fails"),
         (Recurrence(-1.01), "fails"),
         (Recurrence(2.0), "fails"),
-        (Mixing(torch.tanh), "holds"),
-        (Mixing(lambda x: x.abs().cumsum(1)), "fails"),
         (Mixing(lambda x: x / (x - x.roll(300, 1))), "fails"),
     ],
-    ids=[
-        "decay",
-        "no decay",
-        "drift",
-        "slow explosion",
-        "alternating",
-        "overflow",
-        "pointwise",
-        "running sum",
-        "not finite",
-    ],
+    ids=["decay", "no decay", "alternating", "overflow", "not finite"],
 )
 def test_growth_is_found(module: nn.Module, outcome: str):
     found = judge("stable", module)
@@ -220,12 +191,6 @@ def test_a_module_without_a_state_is_not_said_to_have_one():
     assert judge("stable", Mixing(lambda x: x / (x - x))).evidence == "output inf"
 
 
-def test_a_slower_explosion_shows_in_a_longer_sequence():
-    slow = Recurrence(1.00005)
-    assert judge("stable", slow, max_len=1024).verdict != "fails"
-    assert judge("stable", slow, max_len=65_536).verdict == "fails"
-
-
 @pytest.mark.parametrize("options", [{}, {"position": "conv", "gate": "norm"}])
 def test_the_constant_state_is_stable_to_64k(options: dict):
     torch.manual_seed(0)
@@ -242,35 +207,11 @@ def test_one_pass_is_read_whatever_the_time():
 
 def test_attention_is_stable_for_the_time_given(monkeypatch):
     # A clock that moves by a second when looked at: after block 6 of 32.
-    monkeypatch.setattr(stable, "read_clock", count().__next__)
+    monkeypatch.setattr(numerics, "read_clock", count().__next__)
     found = judge("stable", Attention(8), max_len=8192, seconds=5.5)
     assert found.verdict == "holds"
     assert found.evidence.startswith("after 1536 tokens")
     assert "the time for 8192 tokens" in found.evidence
-
-
-class InTraining(nn.Module):
-    def __init__(self, noise: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.noise = noise
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.noise(x) if self.training else x
-
-
-def test_seeds_reproduce_training():
-    assert judge("deterministic", nn.Dropout(0.5)).verdict == "holds"
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_noise_that_no_seed_governs_is_found(training: bool):
-    module = InTraining(lambda x: x * random.random()).train(training)
-    found = judge("deterministic", module)
-    assert found.verdict == "fails"
-    assert found.counterexample == (
-        "length 1: in training, a call with the same seed returns another output"
-    )
-    assert module.training is training
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch 2.13's compiler warns of what it does itself
@@ -315,7 +256,9 @@ class Kernel(nn.Module):
 
 
 def test_a_kernel_that_does_not_compile_for_fp64_is_tried_in_fp32():
-    found = certify(Kernel(), 16, (2, 7), only=["causal"], conditions=CONDITIONS[:1])[0]
+    found = certify(
+        Kernel(), d_model=16, lengths=(2, 7), only=["causal"], conditions=CONDITIONS[:1]
+    )[0]
     assert found.verdict == "holds", found.evidence
     assert found.evidence.endswith("in float32")
 
@@ -328,7 +271,7 @@ def test_what_a_module_refuses_may_be_of_any_class(error):
                 raise error
             return x.cumsum(1)
 
-    precision, bounded = certify(Short(), 16, (2, 7), only=["precision", "stable"])
+    precision, bounded = certify(Short(), d_model=16, lengths=(2, 7), only=["precision", "stable"])
     assert precision.evidence == f"the module does not run in float32: raised {error.__name__}"
     assert bounded.evidence.startswith("after 32 tokens output is 2.74 times")
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from lab.laws import CONDITIONS, Certification, CertifySettings
-from lab.laws.adapters.tokens import encode_token, encode_tokens, to_token_ids
 from lab.laws.causal import find_token_suspect, list_special
+from lab.laws.tokens import encode_token, encode_tokens, to_token_ids
 from tests.planted import FAULTS
-from tests.planted.rare import TokenModel
+from tests.planted.models import TokenModel
 from tests.planted.routing import RightExperts
 
 

@@ -6,7 +6,6 @@ from torch import nn
 
 from lab.layers.attention import Attention, Mask
 from lab.layers.mask import (
-    MASKS,
     LiteralMask,
     OracleMask,
     SoftMask,
@@ -97,18 +96,6 @@ def test_soft_mask_stays_above_padding():
     torch.testing.assert_close(padded, layer(x[:, 2:]), rtol=0, atol=1e-11)
 
 
-def test_value_mask_learns_in_two_steps():
-    """A is alive at the start; dt wakes when A has moved."""
-    mask = ValueMask(2, 4, 99).double()
-    v, against, here = draw_normal(2, 2, 9, 4), draw_normal(2, 2, 9, seed=1), torch.arange(9)
-    assert torch.equal(mask(v, here), torch.ones(2, 2, 9, dtype=torch.float64))
-    grads = torch.autograd.grad(mask(v, here), [mask.A, mask.dt.weight], against)
-    assert grads[0].all()
-    assert not grads[1].any()
-    mask.A.data -= 0.1
-    assert torch.autograd.grad(mask(v, here), mask.dt.weight, against)[0].all()
-
-
 def test_value_mask_formula():
     mask = ValueMask(2, 4, 99).double()
     mask.A.data = torch.tensor([-0.5, 0.25], dtype=torch.float64)
@@ -188,12 +175,3 @@ def test_the_oracle_is_told_of_positions():
             mask(draw_normal(2, 2, 3, 4), positions + 1)
     for row in range(2):
         assert torch.equal(found[row, 1] == 0, keep[row, positions[row]])
-
-
-def test_which_masks_are_relative():
-    relative = {name for name, mask in MASKS.items() if mask.relative}
-    assert relative == {"value"}
-
-
-def test_every_mask_has_a_name():
-    assert set(MASKS) == {"literal", "straight-through", "soft", "value", "oracle"}

@@ -20,37 +20,6 @@ def test_is_the_formula(activation, gated):
     assert_close(mlp(x), expected @ mlp.down.weight.T)
 
 
-@pytest.mark.parametrize(("gated", "matrices"), [(False, 2), (True, 3)])
-def test_sizes(gated, matrices):
-    sizes = [p.shape for p in MLP(8, gated=gated).parameters()]
-    assert len(sizes) == matrices
-    assert {s.numel() for s in sizes} == {8 * 32}
-
-
-@pytest.mark.parametrize("gated", [False, True])
-def test_every_parameter_gets_gradient(gated):
-    torch.manual_seed(0)
-    mlp = MLP(8, gated=gated)
-    mlp(torch.randn(2, 3, 8)).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in mlp.parameters())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"d_model": 0}, "d_model=0: must be ≥ 1"),
-        ({"d_model": 8, "d_ff": 0}, "d_ff=0: must be ≥ 1"),
-        (
-            {"d_model": 8, "activation": "swish"},
-            "activation='swish': must be one of silu, gelu, relu",
-        ),
-    ],
-)
-def test_errors(unchecked, options, words):
-    with pytest.raises(ValueError, match=words):
-        MLP(**options)
-
-
 @pytest.mark.parametrize("gated", [False, True])
 def test_hook_points_hold_the_activations(gated):
     mlp, x = MLP(6, d_ff=10, gated=gated), torch.randn(2, 3, 6)

@@ -9,7 +9,6 @@ from torch import Tensor
 from lab.hooks import hooks
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD, SSDState
-from lab.layers.state import Decoder
 from tests.normal import draw_normal
 from tests.ssd_variants import HOOKS, POSITIONS, every_variant, layer, moved
 
@@ -31,28 +30,6 @@ def in_steps(mixer: SSD, x: Tensor, state: SSDState) -> tuple[Tensor, SSDState]:
         y, state = mixer.step(token, state)
         outputs.append(y)
     return torch.stack(outputs, dim=1), state
-
-
-def shapes(state: SSDState) -> list[tuple[int, ...]]:
-    return [tuple(z.shape) for z in state]
-
-
-@every_variant
-def test_parallel_is_stepwise(options):
-    mixer, x = moved(**options), draw_normal(2, 13, 12)
-    assert isinstance(mixer, Decoder)
-    y, last = mixer.prefill(x)
-    assert torch.equal(mixer(x), y)
-    assert last.position.tolist() == [13, 13]
-    start = mixer.start(2)
-    assert shapes(start) == shapes(last)
-    for cut in (0, 1, 3, 4, 5, 8, 12):
-        # A stretch at once from no state and from one, and the rest by steps.
-        state = mixer.prefill(x[:, :cut])[1] if cut else start
-        for go_on in (mixer.prefill, lambda x, state: in_steps(mixer, x, state)):
-            some, after = go_on(x[:, cut:], state)
-            assert_same(some, y[:, cut:])
-            assert_same_states(after, last)
 
 
 def test_gradients_pass_through_a_carried_state():
@@ -78,12 +55,11 @@ KEEP = torch.tensor(
 
 
 @every_variant
-@pytest.mark.parametrize("carried", [False, True])
-def test_padding_is_not_read(options, carried):
+def test_padding_is_not_read(options):
     mixer, x = moved(**options), draw_normal(5, 13, 12)
     x[~KEEP] = torch.nan
-    state = mixer.prefill(draw_normal(5, 3, 12, seed=1))[1] if carried else mixer.start(5)
-    y, last = mixer.prefill(x, state if carried else None, KEEP)
+    state = mixer.prefill(draw_normal(5, 3, 12, seed=1))[1]
+    y, last = mixer.prefill(x, state, KEEP)
     assert y.isfinite().all()
     after = mixer.step(draw_normal(5, 12, seed=2), last)[0]
     for row in range(5):
@@ -106,37 +82,6 @@ def test_padding_gets_no_gradient_and_changes_none(position):
     alone = mixer.prefill(x[:1, KEEP[0]])[0]
     loss = (alone * draw_normal(*y.shape, seed=1)[:1, KEEP[0]]).sum()
     assert_same(grad[:1], torch.autograd.grad(loss, x)[0][:1])
-
-
-@every_variant
-def test_only_distances_count(options):
-    mixer, x = moved(**options), draw_normal(2, 9, 12)
-    assert mixer.relative
-    y, last = mixer.prefill(x)
-    for go_on in (mixer.prefill, lambda x, state: in_steps(mixer, x, state)):
-        shifted, far = go_on(x, mixer.start(2, position=1000))
-        assert_same(shifted, y)
-        assert far.position.tolist() == [1009, 1009]
-    apart = SSDState(*mixer.start(2)[:2], position=torch.tensor([7, 300]))
-    assert_same(mixer.prefill(x, apart)[0], y)
-    # The state is turned with what was written in it.
-    if options.get("position", "rope") != "rope":
-        assert_same(far.ssm, last.ssm)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_that_looks_changes_no_state(position, name):
-    mixer, x = moved(position=position), draw_normal(2, 9, 12)
-    y, last = mixer.prefill(x)
-    seen = []
-    with hooks(mixer, [(f"hook_{name}", lambda z, _: seen.append(z.shape[1]))]):
-        first, state = mixer.prefill(x[:, :3])
-        second, state = mixer.prefill(x[:, 3:7], state)
-        third, state = in_steps(mixer, x[:, 7:], state)
-    assert seen == [3, 4, 1, 1]
-    assert_same(torch.cat([first, second, third], dim=1), y)
-    assert_same_states(state, last)
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -207,3 +207,15 @@ def test_positions_are_kept_as_in_transformer_lens(model, run):
     whole = cache.accumulated_resid()
     for given, kept in ((2, 2), ((2, 5), slice(2, 5)), ((None, 3), slice(3)), ([2, 5], [2, 5])):
         assert torch.equal(cache.accumulated_resid(pos_slice=given), whole[:, :, kept])
+
+
+def test_a_cache_moves_and_becomes_a_dictionary():
+    torch.manual_seed(0)
+    model = build("AM", vocab_size=32, d_model=8)
+    cache = model.run_with_cache(torch.arange(6)[None])[1]
+    moved = cache.to("meta")
+    assert list(moved) == list(cache) == list(cache.cache_dict)
+    assert all(x.is_meta for x in moved.values())
+    assert torch.equal(cache.cache_dict["blocks.0.mixer.hook_pattern"], cache["pattern", 0])
+    assert type(cache.cache_dict) is dict
+    assert moved.model is model

@@ -62,10 +62,3 @@ def test_the_drawing_has_a_box_for_each_part(stack):
     layers = [p for run in found.unit for p in (run.pair.mixer, run.pair.transform) if p]
     assert len(boxes) == len(layers) + 2
     assert abbreviate(found.total) in found.says
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(812, "812"), (41_500, "41.5 k"), (7_084_000, "7.08 M"), (1.3e9, "1.3 B")]
-)
-def test_counts_are_told_shortly(count, text):
-    assert abbreviate(int(count)) == text

@@ -5,19 +5,17 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 
-from lab.models import ARCHITECTURES, Block, LanguageModel, build
+from lab.models import Block, LanguageModel, build
 from lab.ops.cross_entropy import linear_cross_entropy
 
 VOCAB, T = 40, 23
 
 
-@pytest.fixture(params=[*ARCHITECTURES, "AM SE IM NE"])
+@pytest.fixture(params=["cheems", "jamba", "AM SE IM NE"])
 def model(request) -> LanguageModel:
-    """A model of each architecture, small, in fp64, moved off the values it starts with."""
+    """A small model in fp64, moved off the values it starts with."""
     small = {"S.d_state": 8, "S.chunk_len": 4, "E.n_experts": 16}
-    letters = {"cheems": "SE", "doge": "E", "mamba2": "S", "jamba": "S"}.get(request.param, "SE")
-    if request.param == "llama":
-        letters = ""
+    letters = "S" if request.param == "jamba" else "SE"
     options = {key: value for key, value in small.items() if key[0] in letters}
     built = build(request.param, vocab_size=VOCAB, d_model=16, n_heads=2, options=options)
     torch.manual_seed(1)
@@ -46,9 +44,9 @@ def test_tokens_one_by_one_give_the_logits_of_all_at_once(model, tokens):
     assert state.position.tolist() == [T] * 3
 
 
-@pytest.mark.parametrize("cut", [1, 8, T - 1])
 @torch.no_grad()
-def test_a_prefix_and_the_rest_give_the_logits_of_the_whole(model, tokens, cut):
+def test_a_prefix_and_the_rest_give_the_logits_of_the_whole(model, tokens):
+    cut = 8
     before, state = model.prefill(tokens[:, :cut])
     after, _ = model.prefill(tokens[:, cut:], state)
     again, _ = model.prefill(tokens[:, cut:], state)
@@ -79,14 +77,6 @@ def test_generate_goes_on_with_the_likeliest_token(model, tokens):
     assert torch.equal(model.generate(tokens[:, :5], 0), tokens[:, :5])
 
 
-@torch.no_grad()
-def test_a_row_padded_on_the_left_goes_on_as_it_would_alone(model, tokens):
-    prompt, keep = tokens[:, :6], torch.ones(3, 6, dtype=torch.bool)
-    keep[1, :4] = False
-    grown = model.generate(prompt, 5, keep=keep)
-    assert torch.equal(grown[1, 4:], model.generate(prompt[1:2, 4:], 5)[0])
-
-
 def test_draws_depend_on_the_seed_alone_and_stay_among_the_top(tokens):
     model = build("AM", vocab_size=VOCAB, d_model=16)
     first, same, other = (model.generate(tokens, 30, temperature=2.0, seed=s) for s in (0, 0, 1))
@@ -102,19 +92,6 @@ def test_of_equal_tokens_as_many_are_drawn_from_as_asked_for():
     prompt = torch.zeros(64, 1, dtype=torch.long)
     drawn = model.generate(prompt, 20, temperature=1e-38, top_k=2)[:, 1:]
     assert len(drawn.unique()) == 2
-
-
-def test_hooks_see_a_step_as_a_sequence_of_one(tokens):
-    model = build("SM AE", vocab_size=VOCAB, d_model=16, options={"S.d_state": 8})
-    seen = {}
-    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
-        model.step(tokens[:, 0], model.start(3))
-    stepped = dict(seen)
-    with model.hooks([(None, lambda tensor, point: seen.update({point.name: tensor.shape}))]):
-        model.prefill(tokens[:, :1])
-    assert stepped.keys() == seen.keys()
-    for name in ("hook_embed", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_post"):
-        assert stepped[name] == seen[name] == (3, 1, 16)
 
 
 @pytest.mark.parametrize(
@@ -178,18 +155,12 @@ def test_what_is_no_batch_of_tokens_is_named(tokens, got):
 
 
 STACKS = {
-    "NM": {},
-    "AM": {},
-    "AM soft": {"A.mask": "soft"},
-    "AM value": {"A.mask": "value"},
     "AM window": {"A.mask": "value", "A.window": 3},
-    "IM": {},
-    "SM": {},
+    "IM soft": {"I.mask": "soft"},
     "SM conv": {"S.position": "conv"},
     "SM decay": {"S.position": "decay"},
     "NE gather": {"E.backend": "gather"},
-    "NE dense": {"E.backend": "dense"},
-    "NP gather": {"P.backend": "gather"},
+    "NP dense": {"P.backend": "dense"},
     "NR": {},
     "NX": {},
 }

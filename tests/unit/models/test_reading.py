@@ -223,9 +223,3 @@ def test_the_loss_of_every_task_is_that_of_all_logits(name):
     logits = model(batch.inputs).flatten(0, 1)
     usual = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-100)
     assert loss.item() == pytest.approx(usual.item(), rel=1e-12, abs=1e-12)
-
-
-def test_positions_are_taken_row_by_row():
-    x = torch.randn(3, 12, 2, 5)
-    expected = torch.stack([row[at] for row, at in zip(x, AT, strict=True)])
-    assert torch.equal(take_positions(x, AT), expected)

@@ -206,13 +206,6 @@ def test_tied_and_frozen_tables():
     assert loose.parameter_count() == tied.parameter_count() + 32 * 16
 
 
-def test_parameters_add_up():
-    d, v, d_ff = 16, 32, 64
-    model = build("AM*2", vocab_size=v, d_model=d, tied=False)
-    block = 4 * d * d + 2 * d * d_ff + 2 * d
-    assert model.parameter_count() == 2 * v * d + 2 * block + d
-
-
 def test_an_unannotated_option_is_read_as_its_defaults_type():
     model = build(
         "UM",

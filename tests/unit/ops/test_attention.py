@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
-from lab.bench.peak import measure_peak
 from lab.ops.attention import (
-    BLOCK,
     LARGEST_KEEP,
     MASKED,
     Backend,
@@ -16,13 +13,10 @@ from lab.ops.attention import (
     attend,
     attention_pattern,
     attention_scores,
-    flex,
-    fold,
     repeat_heads,
     resolve_attention_backend,
 )
 from lab.ops.top_keys import causal_keep, top_keys
-from tests.largest import Largest
 from tests.normal import draw_normal
 
 
@@ -97,14 +91,6 @@ def test_flex_is_the_explicit_form(
     torch.testing.assert_close(fast, explicit(q, k, v, given, window), rtol=0, atol=1e-12)
 
 
-def test_flex_says_what_a_cpu_lacks():
-    q, k, v, bias = inputs(4, 4, 4, 4)
-    with pytest.raises(ValueError, match="backend='flex' has no gradients on a CPU"):
-        attend(q, k, v, bias.requires_grad_(), backend="flex")
-    with torch.no_grad():
-        assert attend(q, k, v, bias, backend="flex").isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("t", "s"),
     [(1, 1), (1, 300), (127, 127), (128, 128), (129, 129), (384, 384), (140, 300), (256, 511)],
@@ -128,17 +114,6 @@ def test_the_causal_blocks_are_those_of_the_matrix(t: int, s: int):
         assert cut[0] == cut[1]
 
 
-def test_the_causal_blocks_are_built_once_and_without_the_matrix():
-    t, device = 64 * BLOCK, torch.device("cpu")
-    with Largest() as largest, torch.inference_mode():
-        blocks = _causal_blocks(t, t, device)
-    # torch's transposition pads the blocks' matrix by one column.
-    assert 64**2 <= largest.numel <= 64 * 65
-    assert _causal_blocks(t, t, device) is blocks
-    # Else no later gradient could use them.
-    assert not blocks.kv_indices.is_inference()
-
-
 @pytest.mark.parametrize(
     ("backend", "device", "keep_bytes", "chosen"),
     [
@@ -152,18 +127,6 @@ def test_the_causal_blocks_are_built_once_and_without_the_matrix():
 )
 def test_the_backend_that_is_chosen(backend: str, device: str, keep_bytes: int, chosen: str):
     assert resolve_attention_backend(backend, torch.device(device), keep_bytes) == chosen
-
-
-@pytest.mark.parametrize(
-    ("backend", "device", "message"),
-    [
-        ("flash", "cpu", "backend='flash': must be one of auto, sdpa, flex"),
-        ("flex", "meta", "backend='flex' needs CUDA or a CPU, not meta"),
-    ],
-)
-def test_backends_that_cannot_be(backend: str, device: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        resolve_attention_backend(backend, torch.device(device))
 
 
 @pytest.mark.gpu
@@ -194,49 +157,6 @@ def test_gpu_kernels_are_the_explicit_form(
         strict=True,
     ):
         torch.testing.assert_close(mine, right, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("width", "biased", "dtype", "fewer"),
-    [
-        (128, True, torch.float32, True),
-        (126, True, torch.float32, False),
-        (128, False, torch.float32, False),
-        (128, True, torch.bfloat16, False),
-    ],
-)
-def test_flex_takes_fewer_stages_where_three_do_not_fit(monkeypatch, width, biased, dtype, fewer):
-    """On a GPU; torch's choice for fp32 padded to 256 is more than an H100 has."""
-    called = {}
-
-    def record(q, k, v, **options):
-        called.update(options)
-        return v
-
-    monkeypatch.setattr("lab.ops.attention._compile_flex", lambda: record)
-    q, k, v = (torch.empty(1, 2, 4, width, dtype=dtype, device="meta") for _ in range(3))
-    flex(q, k, v, torch.empty(1, 2, 4, dtype=dtype, device="meta") if biased else None, None)
-    assert called["kernel_options"] == ({"fwd_num_stages": 1} if fewer else None)
-
-
-def test_the_fold_is_the_kernels_bias():
-    """What serves devices without a mask operand: fp64 to rounding, with gradients."""
-    leaves = [x.requires_grad_() for x in inputs(17, 17, 6, 6)]
-    q, k, v, bias = leaves
-    scale = 6**-0.5
-    wide_q, wide_k = fold(q, k, bias / scale)
-    assert wide_q.shape[-1] == wide_k.shape[-1] == 8
-    wide_v = F.pad(v, (0, 2))
-    folded = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, is_causal=True, scale=scale)
-    right = attend(q, k, v, bias)
-    torch.testing.assert_close(folded[..., :6], right, rtol=0, atol=1e-12)
-    against = draw_normal(*right.shape, seed=4)
-    for mine, other in zip(
-        torch.autograd.grad(folded[..., :6], leaves, against),
-        torch.autograd.grad(right, leaves, against),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("queries", [64, 40], ids=["kernel", "folded"])
@@ -321,22 +241,19 @@ def test_one_query_reads_every_key():
         causal_keep(3, 2, torch.device("cpu"))
 
 
-def test_a_window_needs_a_bias():
-    q, k, v, _ = inputs(4, 4, 4, 4)
-    with pytest.raises(ValueError, match="window=2 needs key_bias"):
-        attend(q, k, v, window=2)
-
-
-def test_heads_that_do_not_divide():
-    q, k, v, _ = inputs(4, 4, 4, 4, h=3, h_kv=2)
-    with pytest.raises(ValueError, match="k has 2 heads, which must divide q's 3"):
-        attend(q, k, v)
-    q, k, v, _ = inputs(5, 4, 4, 4)
-    with pytest.raises(ValueError, match="n_queries=5 must be at most n_keys=4"):
-        attend(q, k, v)
-
-
-def test_inputs_of_one_width_are_not_copied():
-    q, k, v, _ = inputs(32, 32, 16, 16)
-    values = measure_peak(lambda: attend(q, k, v))
-    assert q.nbytes <= values < 2 * q.nbytes  # the result, and a number for each query
+@pytest.mark.parametrize(
+    ("shape", "options", "words"),
+    [
+        ((4, 4, 4, 4), {"window": 2}, "window=2 needs key_bias"),
+        ((4, 4, 4, 4, 3, 2), {}, "k has 2 heads, which must divide q's 3"),
+        ((5, 4, 4, 4), {}, "n_queries=5 must be at most n_keys=4"),
+        ((4, 4, 4, 4), {"backend": "flex"}, "backend='flex' has no gradients on a CPU"),
+        ((4, 4, 4, 4), {"backend": "flash"}, "backend='flash': must be one of auto, sdpa, flex"),
+    ],
+)
+def test_what_cannot_be_is_refused(unchecked, shape, options, words):
+    q, k, v, _ = inputs(*shape)
+    with pytest.raises(ValueError, match=words):
+        attend(q.requires_grad_(), k, v, **options)
+    with pytest.raises(ValueError, match="backend='flex' needs CUDA or a CPU, not meta"):
+        resolve_attention_backend("flex", torch.device("meta"))

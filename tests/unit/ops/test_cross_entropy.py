@@ -51,18 +51,6 @@ def test_positions_without_a_target_count_for_nothing(monkeypatch, block_rows, l
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
 
 
-def test_fp32_is_as_exact_as_the_oracle_in_fp32():
-    exact = gradients(naive_linear_cross_entropy, *problem(50, 300, 16))
-    low = problem(50, 300, 16, torch.float32)
-    ours, theirs = (
-        [(a.double() - b).abs().max() for a, b in zip(gradients(f, *low), exact, strict=True)]
-        for f in (linear_cross_entropy, naive_linear_cross_entropy)
-    )
-    u = 2.0**-24
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine <= 2 * other + 16 * u
-
-
 def test_bf16_stays_within_the_rounding_of_its_inputs():
     exact = gradients(naive_linear_cross_entropy, *problem(50, 300, 16))
     ours = gradients(linear_cross_entropy, *problem(50, 300, 16, torch.bfloat16))

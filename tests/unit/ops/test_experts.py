@@ -64,44 +64,6 @@ def test_gradients_equal_the_oracles(shape, backend):
         assert_close(grads, expected)
 
 
-@each_shape
-@each_backend
-def test_gradients_equal_finite_differences(shape, backend):
-    x, weights, table, indices = draw(shape)
-    for form, inputs in ((expert_scores, (x, table)), (expert_sum, (weights, table))):
-        torch.autograd.gradcheck(lambda *inputs, f=form: f(*inputs, indices, backend), inputs)
-
-
-@each_backend
-def test_an_expert_chosen_by_two_heads_counts_twice(backend):
-    x, weights, table, _ = draw((1, 2, 3, 2, 1, 5))
-    indices = torch.full((1, 2, 2, 1), 4)
-    y = expert_sum(weights, table, indices, backend)
-    assert_close(y, weights.sum((2, 3))[..., None] * table[4])
-    scores = expert_scores(x, table, indices, backend)
-    assert_close(scores, (x @ table[4])[..., None, None].expand(1, 2, 2, 1))
-    (grad,) = torch.autograd.grad(scores.sum(), table)
-    assert_close(grad[4], 2 * x.sum((0, 1)))
-
-
-@each_backend
-def test_the_two_are_adjoint(backend):
-    x, weights, table, indices = draw(SHAPES[1])
-    assert_close(
-        (expert_sum(weights, table, indices, backend) * x).sum(),
-        (weights * expert_scores(x, table, indices, backend)).sum(),
-    )
-
-
-@each_backend
-def test_only_chosen_rows_get_gradient(backend):
-    x, weights, table, _ = draw(SHAPES[1])
-    indices = torch.full_like(weights, 3, dtype=torch.int64)
-    for form, left in ((expert_scores, x), (expert_sum, weights)):
-        (grad,) = torch.autograd.grad(form(left, table, indices, backend).sum(), table)
-        assert grad.abs().sum(1).nonzero().flatten().tolist() == [3]
-
-
 @each_backend
 @pytest.mark.parametrize("form", [expert_scores, expert_sum])
 def test_a_frozen_table_or_input_is_no_obstacle(form, backend):
@@ -204,13 +166,3 @@ def test_chosen_rows_are_never_materialised():
     with Largest() as largest:
         naive_expert_scores(x, table, indices)
     assert largest.numel == b * t * h * k * d
-
-
-def test_dense_blocks_stay_within_their_budget(monkeypatch):
-    b, t, d, h, k, e = 1, 64, 4, 4, 16, 512
-    x, weights, table, indices = draw((b, t, d, h, k, e), torch.float32)
-    monkeypatch.setattr(experts_ops, "BLOCK_BYTES", 10 * e * 4)
-    with Largest() as largest:
-        scores = expert_scores(x, table, indices, "dense")
-        expert_sum(scores * weights, table, indices, "dense").square().sum().backward()
-    assert largest.numel == 10 * e > b * t * h * k

@@ -1,32 +1,13 @@
-from itertools import product
-from math import log, prod
+from math import prod
 
 import pytest
 import torch
 
 from lab.ops.product_keys import (
-    _list_possible_ranks,
     factor,
     naive_product_topk,
     product_topk,
 )
-
-
-@pytest.mark.parametrize(
-    ("n_experts", "shape"),
-    [
-        (1, (1, 1)),
-        (2, (1, 2)),
-        (3, (1, 3)),
-        (6, (2, 3)),
-        (1024, (32, 32)),
-        (3072, (48, 64)),
-        (8192, (64, 128)),
-        (16_384, (128, 128)),
-    ],
-)
-def test_factor_is_the_most_square(n_experts, shape):
-    assert factor(n_experts) == shape
 
 
 def test_factor_loses_no_expert():
@@ -76,25 +57,3 @@ def test_the_printed_square_leaves_experts_unreachable():
     unreachable = {n: n - int(n**0.5) ** 2 for n in (3072, 8192)}
     assert unreachable == {3072: 47, 8192: 92}
     assert all(prod(factor(n)) == n for n in unreachable)
-
-
-@pytest.mark.parametrize(("rows", "columns", "k"), [(16, 16, 16), (3, 128, 16), (2, 3, 6)])
-def test_only_possible_pairs_are_looked_at(rows, columns, k):
-    ranks = _list_possible_ranks(torch.device("cpu"), rows, columns, k)
-    looked_at = list(zip(*(z.tolist() for z in ranks), strict=True))
-    assert len(looked_at) == len(set(looked_at)) >= k
-    for i, j in product(range(rows), range(columns)):
-        better = sum(i2 <= i and j2 <= j for i2, j2 in product(range(rows), range(columns))) - 1
-        assert ((i, j) in looked_at) == (better < k)
-    # Σ_i k/i over i ≤ k: 50 of the 256 sums at k = 16.
-    assert len(looked_at) <= k * (1 + log(k))
-
-
-@pytest.mark.parametrize(("rows", "columns", "k"), [(3, 4, 5), (1, 6, 3), (2, 3, 6)])
-def test_gradients(rows, columns, k):
-    # Scores a tenth apart, so that the finite difference never changes the choice.
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(rows * columns, generator=generator).double()
-    row_scores = order[:rows].mul(0.7).requires_grad_()
-    column_scores = order[-columns:].mul(1.1).requires_grad_()
-    torch.autograd.gradcheck(lambda r, c: product_topk(r, c, k)[0], (row_scores, column_scores))

@@ -16,27 +16,12 @@ def test_turns_a_pair_by_its_position_in_radians():
     torch.testing.assert_close(turned, expected)
 
 
-def test_later_pairs_turn_slower():
-    cos, sin = rotary_table(torch.arange(5), n=8, base=16.0, dtype=torch.float64)
-    theta = torch.tensor([1, 1 / 2, 1 / 4, 1 / 8], dtype=torch.float64)
-    angles = torch.arange(5)[:, None] * theta
-    torch.testing.assert_close(torch.atan2(sin, cos).remainder(2 * torch.pi), angles)
-
-
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("positions", [torch.tensor([3, 1]), torch.tensor([[3, 1], [0, 7]])])
 def test_gradients(layout, positions):
     x = normal(2, 2, 3, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: rotate(x, positions, 100.0, layout), x)
     assert torch.autograd.gradgradcheck(lambda x: rotate(x, positions, 100.0, layout), x)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_strided_input(layout):
-    x = normal(4, 3, 2, 5).transpose(1, 3).permute(3, 1, 2, 0)
-    positions = torch.arange(x.shape[1])
-    expected = rotate_by_matrix(x, positions, layout=layout)
-    torch.testing.assert_close(rotate(x, positions, layout=layout), expected)
 
 
 def test_one_head_turns_by_position_and_not_by_row_of_a_square():

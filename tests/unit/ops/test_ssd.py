@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.ops import ssd_chunked as ssd_chunked_module
 from lab.ops.ssd import BACKENDS, ssd, ssd_step
 from lab.ops.ssd_chunked import CHUNK_LEN, ssd_chunked
-from lab.ops.ssd_decay import decay_gradient, decay_matrix, segment_sums
+from lab.ops.ssd_decay import decay_matrix, segment_sums
 from lab.ops.ssd_forms import (
     read_states,
     scan_states,
@@ -47,13 +47,6 @@ def test_any_chunk_gives_the_recurrence(g, chunk_len, dtype):
     torch.testing.assert_close(state.double(), last, rtol=0, atol=tolerance)
 
 
-def test_neighbouring_heads_share_a_group():
-    x, dt, A, B, C, D = problem()
-    torch.testing.assert_close(
-        ssd(x, dt, A, B, C, D)[0], ssd(x, dt, A, B[:, :, [0, 0, 1, 1]], C[:, :, [0, 0, 1, 1]], D)[0]
-    )
-
-
 def test_backends():
     inputs = problem()
     assert torch.equal(ssd(*inputs)[0], ssd(*inputs, backend="torch")[0])
@@ -68,11 +61,6 @@ def test_low_precision_computes_in_fp32():
     expected = ssd_recurrent(*(z.double() for z in inputs))[0]
     # Rounding to bf16 is off by 2^-8 of an entry; fp32 adds next to nothing.
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
-
-
-def test_gradients_of_gradients_of_the_decay_matrix():
-    assert torch.autograd.gradcheck(decay_matrix, -draw_normal(2, 5).exp().requires_grad_())
-    assert torch.autograd.gradgradcheck(decay_matrix, -draw_normal(2, 5).exp().requires_grad_())
 
 
 def test_gradients_of_gradients_equal_finite_differences():
@@ -119,19 +107,6 @@ def test_any_number_of_chunks_at_once_gives_the_recurrence(monkeypatch, at_once,
         assert error <= 1e-12 * expected.abs().max()
 
 
-@pytest.mark.parametrize("which", ["y", "state"])
-def test_one_output_alone_has_a_gradient(which):
-    at = ("y", "state").index(which)
-    x, dt, A, B, C, _ = problem()
-
-    def alone(form):
-        # The state does not depend on C.
-        return gradients(lambda x, dt, A, B: (form(x, dt, A, B, C)[at],), x, dt, A, B)
-
-    for actual, expected in zip(alone(ssd), alone(ssd_recurrent), strict=True):
-        torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize("log_decay", [0.0, -1e-6, -1e4, -1e30])
 def test_any_log_decay(log_decay):
     x, dt, _, B, C, D = problem()
@@ -158,19 +133,6 @@ def test_a_token_of_no_step_neither_decays_nor_writes():
     some, last = ssd(x[:, kept], dt[:, kept], A, B[:, kept], C[:, kept], D, chunk_len=4)
     torch.testing.assert_close(y[:, kept], some)
     torch.testing.assert_close(state, last)
-
-
-def test_gradients_keep_their_inputs_precision():
-    x, dt, A, B, C, D = leaves = [
-        z.to(dtype).requires_grad_()
-        for z, dtype in zip(problem(), 3 * (torch.bfloat16, torch.float32), strict=True)
-    ]
-    y, state = ssd(x, dt, A, B, C, D)
-    (y.sum() + state.sum()).backward()
-    for z in leaves:
-        assert z.grad is not None
-        assert z.grad.dtype == z.dtype
-        assert z.grad.isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch 2.13's compiler warns of what it does itself
@@ -206,33 +168,6 @@ def test_a_step_refuses_a_state_of_another_batch(unchecked):
     x, dt, A, B, C, D = problem()
     with pytest.raises(ValueError, match=r"initial_state \[b h p n\] is \[3, 4, 3, 5\]"):
         ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], D, draw_normal(3, 4, 3, 5))
-
-
-def test_decay_gradient_is_that_of_the_segment_sums():
-    log_decay = -draw_normal(2, 7).exp().requires_grad_()
-    L = segment_sums(log_decay).exp()
-    weights = draw_normal(2, 7, 7, seed=1)
-    (expected,) = torch.autograd.grad((L * weights).sum(), [log_decay])
-    torch.testing.assert_close(decay_gradient((L * weights).detach()), expected)
-
-
-@pytest.mark.parametrize("strength", [1e2, 1e4, 1e30])
-def test_strong_decay_gives_finite_gradients(strength):
-    x, dt, A, B, C, D = (z.float().requires_grad_() for z in problem())
-    y, state = ssd(x, dt, A * strength, B, C, D, chunk_len=4)
-    (y.sum() + state.sum()).backward()
-    for z in (x, dt, A, B, C, D):
-        assert z.grad is not None
-        assert z.grad.isfinite().all()
-
-
-def test_mask_after_exp_would_not():
-    log_decay = torch.full((4,), -100.0, requires_grad=True)
-    sums = log_decay.cumsum(-1)
-    unmasked = (sums[:, None] - sums[None, :]).exp()
-    unmasked.where(torch.ones(4, 4).tril().bool(), 0).sum().backward()
-    assert log_decay.grad is not None
-    assert log_decay.grad.isnan().any()
 
 
 def test_segment_sums_are_a_hundred_times_more_exact_than_differences():
@@ -296,12 +231,6 @@ def test_refuses(unchecked, name, value, message):
     arguments: dict[str, Any] = dict(zip(("x", "dt", "A", "B", "C", "D"), problem(), strict=True))
     with pytest.raises(ValueError, match=message):
         ssd(**(arguments | {name: value}))
-
-
-def test_matrix_is_the_recurrence_written_out():
-    x, dt, A, B, C, D = problem()
-    y = torch.einsum("bhts,bshp->bthp", ssd_matrix(dt, A, B, C, D), x)
-    torch.testing.assert_close(y, ssd_recurrent(x, dt, A, B, C, D)[0])
 
 
 @pytest.mark.parametrize(("b", "h", "t"), [(1, 1, 5), (2, 4, 1100), (8, 8, 300)])

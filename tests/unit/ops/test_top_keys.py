@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.ops.top_keys import causal_keep, ranks_and_floors, top_keys, top_keys_by_counting
+from lab.ops.top_keys import ranks_and_floors, top_keys, top_keys_by_counting
 
 
 def biases(*shape: int, seed: int = 0) -> Tensor:
@@ -29,12 +29,6 @@ def test_ranks_tell_what_counting_tells(n_keys: int, window: int):
     for n_queries in sorted({1, min(2, n_keys), n_keys // 2 + 1, n_keys}):
         keep = top_keys(bias, window, n_queries)
         assert torch.equal(keep, top_keys_by_counting(bias, window, n_queries))
-
-
-def test_window_over_a_constant_bias_slides():
-    keep = top_keys(torch.ones(1, 1, 9), 3, 9)[0, 0]
-    band = causal_keep(9, 9, keep.device) & ~torch.ones(9, 9).tril(-3).bool()
-    assert torch.equal(keep, band)
 
 
 def test_one_query_among_many_keys_builds_no_matrix():

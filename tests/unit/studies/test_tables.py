@@ -5,7 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from lab.cli.sweeping import SweepJob
+from lab.api.options import SweepOptions
+from lab.api.sweeping import SweepJob
 from lab.studies import capacity, recall, trainability, trainability_ssd
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -24,7 +25,7 @@ def test_every_run_of_a_committed_table_counts(name, tmp_path):
     A changed default that no study sets is not seen: `Run.settings` leaves out defaults.
     """
     study, file = STUDIES[name].build_study(), RESULTS / f"{name}.csv"
-    found = SweepJob(study, tmp_path, file).read_earlier()
+    found = SweepJob(study, tmp_path, SweepOptions(table=file)).read_earlier()
     table = pl.read_csv(file).drop_nulls("settings")
     assert len(table) > 0
     assert not found.others

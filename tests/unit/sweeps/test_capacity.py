@@ -77,12 +77,6 @@ def test_few_runs_get_no_curve():
         capacity.measure(plant(8, 10.0, seeds=1).head(1))
 
 
-def test_the_figure_has_runs_and_curves():
-    (found,) = capacity.measure(pl.concat([plant(8, 6.0), plant(32, 24.0).head(2)]))
-    modes = [trace["mode"] for trace in found.figure().to_dict()["data"]]
-    assert modes == ["lines", "markers", "markers"]
-
-
 def test_every_state_meets_every_number_of_pairs():
     study = build_study(seeds=1)
     factors = {(cell.factors["d_state"], cell.factors["pairs"]) for cell in study.cells}

@@ -13,8 +13,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from lab.cli.run_settings import describe_run, read_settings
-from lab.cli.sweeping import InterruptedSweepError, SweepJob
+from lab.api.options import SweepOptions
+from lab.api.settings import describe_run, read_settings
+from lab.api.sweeping import InterruptedSweepError, SweepJob
 from lab.files import RunError
 from lab.models.evaluation import evaluate
 from lab.studies import recall, trainability, trainability_ssd
@@ -120,12 +121,6 @@ def test_only_takes_any_value_of_a_factor_and_all_factors():
             whole.select([wrong])
 
 
-def test_the_first_cells_are_all_mixers_at_64_with_the_first_seed():
-    first = recall.build_study().cells[: len(recall.MIXERS)]
-    assert {c.factors["mixer"] for c in first} == set(recall.MIXERS)
-    assert {(c.factors["d_model"], c.factors["seed"]) for c in first} == {(64, 0)}
-
-
 @pytest.mark.parametrize(
     "each",
     [
@@ -194,22 +189,10 @@ def test_a_run_of_other_settings_counts_where_it_is_in_the_folder(trained, tmp_p
     found = tabulate_cells(one, copy_first(trained, tmp_path / "here"))
     found.with_columns(settings=pl.lit("deadbeef")).write_csv(file)
     for out, ignored in (("here", 0), ("elsewhere", 1)):
-        job = SweepJob(one, tmp_path / out, file)
+        job = SweepJob(one, tmp_path / out, SweepOptions(table=file))
         earlier = job.read_earlier()
         assert job.count_ignored(earlier) == ignored
         assert job.tabulate(earlier)["status"].to_list() == [["budget"], ["not run"]][ignored]
-
-
-def test_a_result_in_a_table_gives_place_to_another_result_only(trained, tmp_path):
-    both, file = study(cell(0), cell(1)), tmp_path / "table.csv"
-    here = tabulate_cells(both, copy_first(trained, tmp_path / "here"))
-    ended = here.with_columns(settings=pl.lit("deadbeef"), accuracy=pl.lit(0.5))
-    for out, kept in (("elsewhere", ended), ("here", here)):
-        ended.write_csv(file)
-        job = SweepJob(both, tmp_path / out, file)
-        job.write_table(job.read_earlier())
-        assert job.read_earlier().table.head(1).equals(kept.head(1))
-        assert job.read_earlier().table["status"].to_list() == ["budget", "not run"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -218,15 +201,15 @@ def test_a_part_of_a_sweep_leaves_the_rows_of_the_others_in_its_table(trained, t
     before = tabulate_cells(whole, copy_first(trained, tmp_path))
     save_table(before, file)
     content = file.read_bytes()
-    part = SweepJob(study(cell(1)), tmp_path, file)
+    part = SweepJob(study(cell(1)), tmp_path, SweepOptions(table=file))
     shown = part.tabulate(part.read_earlier())
     assert shown["seed"].to_list() == [1]
     assert file.read_bytes() == content
     part.write_table(part.read_earlier())
-    job = SweepJob(whole, tmp_path / "elsewhere", file)
+    job = SweepJob(whole, tmp_path / "elsewhere", SweepOptions(table=file))
     assert job.tabulate(job.read_earlier()).equals(before)
     assert job.read_earlier().table["seed"].to_list() == [0, 1]  # each row in its place
-    more = SweepJob(study(cell(2), cell(0)), tmp_path / "elsewhere", file)
+    more = SweepJob(study(cell(2), cell(0)), tmp_path / "elsewhere", SweepOptions(table=file))
     more.write_table(more.read_earlier())
     assert more.read_earlier().table["seed"].to_list() == [0, 1, 2]
 
@@ -248,40 +231,6 @@ def test_a_whole_number_beside_a_fraction_is_the_same_cell(trained, tmp_path, su
         merged = earlier.merge(tabulate_cells(sweep, tmp_path / "elsewhere", earlier.rows))
         assert merged["seed"].to_list() == [2.0, 2.5]
         assert merged["accuracy"].to_list() == both["accuracy"].to_list()
-
-
-def test_numbers_beside_text_are_the_same_cells(trained, tmp_path):
-    """In a table such a column is text."""
-    values = ("lab", 2.0, 0.5, 1e-5)
-    cells = [replace(cell(0), factors={"factor": "tiny", "seed": value}) for value in values]
-    found = tabulate_cells(study(cell(0)), copy_first(trained, tmp_path))
-    numbers = pl.concat([found.with_columns(seed=pl.lit(n)) for n in values[1:]])
-    settings = {c.name: found["settings"][0] for c in cells}
-    file, sweep = tmp_path / "table.csv", study(*cells)
-    for _ in range(2):
-        save_table(numbers, file)
-        earlier = EarlierResults.read(file, sweep, settings)
-        assert [earlier.has_ended(c) for c in cells] == [False, True, True, True]
-        numbers = earlier.merge(tabulate_cells(sweep, tmp_path / "elsewhere", earlier.rows))
-        assert sorted(numbers["status"].to_list()) == ["budget"] * 3 + ["not run"]
-
-
-def test_the_type_of_a_column_is_never_narrowed(trained, tmp_path):
-    file, one = tmp_path / "table.parquet", replace(cell(0), factors={"factor": "tiny", "seed": 2})
-    found = tabulate_cells(study(cell(0)), copy_first(trained, tmp_path))
-    save_table(found.with_columns(seed=pl.lit(0.5, pl.Float32)), file)
-    other = replace(one, factors={"factor": "tiny", "seed": 0.001})
-    sweep = study(one, other)
-    merged = EarlierResults.read(file, sweep, {}).merge(tabulate_cells(sweep, tmp_path / "no"))
-    assert merged["seed"].to_list() == [0.5, 2.0, 0.001]
-
-
-def test_text_in_place_of_numbers_is_refused(trained, tmp_path):
-    file, one = tmp_path / "table.parquet", study(cell(0))
-    found = tabulate_cells(one, copy_first(trained, tmp_path))
-    save_table(found.with_columns(accuracy=pl.lit("high")), file)
-    with pytest.raises(RunError, match=r"table\.parquet: cannot be read: .*accuracy"):
-        EarlierResults.read(file, one, {})
 
 
 def test_a_table_of_another_sweep_is_refused(tmp_path):
@@ -339,26 +288,6 @@ def test_a_run_whose_process_is_killed_is_tried_again_but_not_for_ever(tmp_path,
     assert read_spent(path)[1] == ended[0]
 
 
-def test_what_cannot_go_on_for_any_run_ends_the_sweep(tmp_path):
-    def fail(each: CellRun) -> str | None:
-        raise AssertionError("planted")
-
-    runs = describe(study(cell(0), cell(1)), tmp_path)
-    with pytest.raises(AssertionError, match="planted"):
-        run_cells(runs, [FakeWorker(fail)], threading.Event())
-
-
-def test_an_error_that_no_folder_can_keep_is_told_at_the_end(tmp_path, monkeypatch):
-    def refuse(*given) -> None:
-        raise RunError("cannot be written")
-
-    monkeypatch.setattr("lab.sweeps.pool.note_spent", refuse)
-    monkeypatch.setattr(Worker, "train", lambda *given: "planted")
-    job = SweepJob(study(cell(0), cell(1)), tmp_path / "out", workers=1)
-    with pytest.raises(RunError, match=r"2 of 2 runs failed: planted \(factor=tiny,seed=0; "):
-        job.run()
-
-
 def test_a_folder_of_another_run_is_named_before_anything_starts(trained, tmp_path):
     copy_first(trained, tmp_path)
     job = SweepJob(study(cell(0, d_model=16), cell(1)), tmp_path)
@@ -372,29 +301,19 @@ def test_a_damaged_folder_is_the_error_of_its_cell_alone(tmp_path):
     damaged.mkdir()
     (damaged / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"1 of 2 runs failed: .*config.json is not valid JSON"):
-        SweepJob(study(cell(0), cell(1)), tmp_path, workers=1).run()
+        SweepJob(study(cell(0), cell(1)), tmp_path, SweepOptions(workers=1)).run()
     assert find_status(tmp_path / cell(1).name) == "budget"
-
-
-def test_fresh_trains_all_runs_anew(trained, tmp_path):
-    one, path = study(cell(0)), copy_first(trained, tmp_path) / cell(0).name
-    before = tabulate_cells(one, tmp_path)
-    for fresh in (False, True):
-        stamp = (path / "result.json").stat().st_mtime_ns
-        found = SweepJob(one, tmp_path, workers=1, fresh=fresh).run()
-        assert ((path / "result.json").stat().st_mtime_ns != stamp) == fresh
-        assert found.drop("seconds").equals(before.drop("seconds"))
 
 
 def test_minutes_that_are_up_end_a_run_and_more_of_them_resume_it(tmp_path):
     long = study(cell(max_steps=60))
-    SweepJob(long, tmp_path, max_minutes=1e-3).run()
+    SweepJob(long, tmp_path, SweepOptions(max_minutes=1e-3)).run()
     row = tabulate_cells(long, tmp_path).row(0, named=True)
     assert row["status"] == "out of time"
     assert row["solved"] is False
     assert 1 <= row["steps"] < 60
     assert row["accuracy"] is not None
-    again = SweepJob(long, tmp_path, max_minutes=1e-3).run()
+    again = SweepJob(long, tmp_path, SweepOptions(max_minutes=1e-3)).run()
     assert again.row(0, named=True) == row, "its minutes are up: nothing is tried"
     assert SweepJob(long, tmp_path).run().row(0, named=True)["steps"] == 60
     assert not (tmp_path / long.cells[0].name / SPENT).exists()
@@ -417,7 +336,7 @@ def test_a_signal_leaves_a_run_that_goes_on(tmp_path):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(InterruptedSweepError, match="run the same command again to resume") as stop:
-        SweepJob(study(LONG), tmp_path, workers=1).run()
+        SweepJob(study(LONG), tmp_path, SweepOptions(workers=1)).run()
     assert stop.value.signal == signal.SIGINT
     assert (find_status(path), read_spent(path)[1]) == ("unfinished", None)
     (step,) = Run.open(path).list_checkpoints()

@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import lab
+from lab.api.sweep_settings import SweepSettings, parse, read_file, read_grid
 from lab.cli import app
-from lab.cli.sweep_settings import SweepSettings, list_options, parse, read_file, read_grid
-from lab.sweeps.sweep import merge
 
 TINY = (
     "--seq-len 8 --vocab-size 32 --batch-size 4 --eval-every 4 --test-rows 8 --max-steps 4 "
@@ -147,20 +146,6 @@ def test_words_of_a_grid_have_the_types_of_their_options():
     assert read_grid("mqar", ['n_pairs="2,4",4'])["n_pairs"] == ["2,4", 4]
 
 
-def test_a_named_set_of_options_may_leave_what_all_runs_have():
-    grid = {"stack": {"two layers": {"stack": "AM*2"}, "as given": {}}}
-    sweep = SweepSettings("mqar", grid, {"stack": "AM*1"}, (0,)).build()
-    assert [cell.options["stack"] for cell in sweep.cells] == ["AM*2", "AM*1"]
-
-
-def test_merged_options_of_layers_are_merged_one_by_one():
-    one = {"d_model": 8, "options": ["S.d_state=4", "A.mask=soft"]}
-    assert merge(one, {"options": ["S.d_state=8"]}) == {
-        "d_model": 8,
-        "options": ["S.d_state=8", "A.mask=soft"],
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -227,9 +212,3 @@ def test_what_has_not_run_has_no_page(tmp_path):
 def test_wrong_files_name_what_is_wrong(content, said):
     with pytest.raises(ValueError, match="(?s)" + said.replace("[", "\\[")):
         parse(content, "f.toml", "f").build()
-
-
-def test_every_option_of_a_run_may_be_in_a_grid():
-    known = list_options("mqar")
-    assert {"seq_len", "d_model", "learning_rate", "device", "preset"} <= known.keys()
-    assert not {"seed", "options"} & known.keys()

@@ -10,7 +10,6 @@ import typer
 from analysis.base import NotApplicableError
 from analysis.pages.page import draw_findings
 from analysis.pages.sweep import render
-from analysis.sweeps import capacity
 from analysis.sweeps.results import (
     FIGURES,
     collect_results,
@@ -190,9 +189,3 @@ def test_every_figure_that_applies_is_drawn_and_others_say_why_not():
     assert found.summarize() == "108 runs: 36 solved, 72 not solved: step limit reached."
     empty = collect_results(plant().clear(), FACTORS)
     assert not empty.findings
-
-
-def test_capacity_is_drawn_by_pairs_of_any_setting():
-    table = plant().with_columns(n_pairs=pl.col("seq_len") // 4 * pl.col("d_model") // 32)
-    (found,) = capacity.measure(table.filter(pl.col("learning_rate") == 0.001))
-    assert {curve.name.split(",")[0] for curve in found.curves} == {"AM*2", "SM*2"}

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.sweeps.seeds import summarize_seeds
+from lab.api.settings import read_config
+from lab.api.sweeping import build_seeds
 from lab.cli import app
-from lab.cli.config_file import read_config
-from lab.cli.seeds import build_sweep
 from lab.sweeps.table import MEASURED
 from lab.training.run import Run
 from tasks.schedule import Schedule
@@ -91,14 +91,14 @@ def test_a_file_of_settings_is_taken_with_other_seeds(tmp_path):
     }
     file.write_text(json.dumps(parts))
     known = read_config(file, "mqar", trust=True)
-    sweep = build_sweep("mqar", 2, {"d_model": 8, "options": ["S.d_state=8"]}, known)
+    sweep = build_seeds("mqar", 2, {"d_model": 8, "options": ["S.d_state=8"]}, known)
     assert [cell.factors for cell in sweep.cells] == [{"seed": 0}, {"seed": 1}]
     options = sweep.cells[1].options
     assert (options["seed"], options["precision"], options["d_model"]) == (1, "fp32", 8)
     assert (options["n_pairs"], options["options"]) == ("2,4", ["S.d_state=8"])
     planned = {**known, "n_pairs": Schedule(2, 4, 64)}
     with pytest.raises(ValueError, match="n_pairs is a schedule"):
-        build_sweep("mqar", 2, {}, planned)
+        build_seeds("mqar", 2, {}, planned)
 
 
 @pytest.mark.parametrize(

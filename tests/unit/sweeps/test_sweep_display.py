@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.cli.tables.sweep_progress import SweepDisplay, estimate_left
+from lab.api.progress import SweepDisplay, estimate_left
 from lab.training.records import name_ending
 
 

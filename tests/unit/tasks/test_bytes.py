@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks import TASKS, next_byte
+from tasks import next_byte
 from tasks.base import accuracy
 from tasks.next_byte import CONTEXT, Bytes
 from tests.statistics import assert_uniform
@@ -20,14 +20,6 @@ def tale(tmp_path: Path) -> str:
     path = tmp_path / "tale.txt"
     path.write_text(" ".join(f"{i} cats sat on {i * i} mats." for i in range(200)))
     return str(path)
-
-
-def test_known_by_name_with_defaults():
-    task = TASKS["bytes"]()
-    assert isinstance(task, Bytes)
-    assert task.vocab_size == 256
-    assert task.chance == 1 / 256
-    assert task.corpus.size > 2**20
 
 
 def test_rows_are_of_the_text_and_targets_what_follows(tale: str):
@@ -54,22 +46,6 @@ def test_offsets_are_uniform_and_no_row_reaches_over_the_border(tmp_path: Path):
     assert_uniform(train, 0, 54)
     assert_uniform(validation - 64, 0, 6)
     assert_uniform(test - 80, 0, 10)
-
-
-def test_a_row_of_every_byte_of_a_split(tmp_path: Path):
-    path = tmp_path / "a.txt"
-    path.write_text("abcdefghijklmnopqrst")
-    task = Bytes(path=str(path), seq_len=4, test_share=0.5)
-    assert bytes(task.batch(size=1).inputs[0].tolist()) == b"abcd"
-    assert bytes(task.batch(split="validation", size=1).inputs[0].tolist()) == b"fghi"
-    assert {bytes(row) for row in task.batch(split="test", size=99).inputs.tolist()} == {
-        b"klmn",
-        b"lmno",
-        b"mnop",
-        b"nopq",
-        b"opqr",
-        b"pqrs",
-    }
 
 
 def test_offsets_go_beyond_31_bits(tmp_path: Path):
@@ -107,23 +83,6 @@ def test_tables_are_what_was_most_frequent(tale: str, monkeypatch, rule: str, or
             assert answer == min(most, key=lambda byte: (-most[byte], byte))
 
 
-def test_longer_contexts_tell_more():
-    task = Bytes()
-    batch = task.batch(split="test", size=200)
-    unigram, bigram, five = (
-        accuracy(rule(batch), batch.targets) for rule in task.shortcuts().values()
-    )
-    assert 0.1 < unigram < bigram - 0.04 < five - 0.2 < 0.6
-
-
-@pytest.mark.parametrize(
-    ("token", "text"),
-    [(97, "a"), (126, "~"), (10, "⏎"), (9, "⇥"), (32, "␣"), (0, "x00"), (127, "x7f"), (233, "xe9")],
-)
-def test_text_of_a_byte(token: int, text: str):
-    assert Bytes().format_token(token) == text
-
-
 def test_options_pin_the_text(tale: str, monkeypatch):
     monkeypatch.chdir(Path(tale).parent)
     task = Bytes(path="tale.txt", seq_len=16)
@@ -155,32 +114,3 @@ def test_another_path_has_a_digest_of_its_own(tale: str):
     assert task.replace(path=None) == default
     with pytest.raises(ValueError, match=r"^digest=0123: path=.*has changed since"):
         default.replace(path=tale, digest="0123")
-
-
-def test_texts_may_be_mixed(tale: str):
-    task = TASKS["bytes"](path=(tale, None), seq_len=16)
-    assert Bytes(**task.options) == task
-    batch = task.batch(size=50)
-    assert set(batch.links["setting"][:, 0].tolist()) == {0, 1}
-    assert accuracy(task.oracle(batch), batch.targets) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seq_len": 0}, r"seq_len=0: must be in 1 … 1048576"),
-        ({"test_share": 0.0}, r"test_share=0\.0: must be in 0\.001 … 0\.9"),
-        ({"test_share": 0.95}, r"test_share=0\.95: must be in"),
-        ({"test_share": float("nan")}, r"test_share=nan: must be in"),
-        ({"path": "nowhere.txt"}, r"path='nowhere\.txt': No such file"),
-        ({"digest": ""}, r"digest=: path=None has changed since"),
-        (
-            {"path": __file__, "seq_len": 10_000},
-            r"path=.*too short, \d+ of its \d+ bytes are train, must be ≥ seq_len \+ 1 = 10001",
-        ),
-        ({"path": __file__, "seq_len": 2_000}, r"path=.* bytes are test, must be ≥"),
-    ],
-)
-def test_bad_options_are_named(options: dict, message: str):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        Bytes(**options)

@@ -4,19 +4,10 @@ import pytest
 import torch
 
 from tasks.base import IGNORE, accuracy
-from tasks.copying import ECHO, KEY, MARK, PADDING, STRING, Copy
+from tasks.copying import MARK, STRING, Copy
 from tests.statistics import assert_uniform
 
 every_mode = pytest.mark.parametrize("mode", ["copy", "prefix", "suffix"])
-
-
-@pytest.mark.parametrize(("seq_len", "shortest", "longest"), [(200, 20, 100), (800, 80, 400)])
-def test_lengths_grow_with_the_row(seq_len: int, shortest: int, longest: int):
-    task = Copy(seq_len=seq_len)
-    assert (task.least, task.longest) == (shortest, longest)
-    length = (task.batch(size=1_000).roles == STRING).sum(1)
-    assert shortest <= length.min() < 1.1 * shortest
-    assert longest >= length.max() > 0.98 * longest
 
 
 @every_mode
@@ -34,63 +25,12 @@ def test_lengths_and_symbols_are_uniform(mode):
         assert (begins == length - 4).any()
 
 
-@every_mode
-def test_counts_of_each_role(mode):
-    task = Copy(mode=mode, seq_len=40, query_len=3)
-    batch = task.batch(size=200)
-    count = {role: (batch.roles == role).sum(1) for role in (STRING, MARK, KEY, ECHO, PADDING)}
-    answered = count[STRING] if mode == "copy" else torch.full((200,), 3)
-    assert count[MARK].eq(2 if mode == "prefix" else 1).all()
-    assert count[KEY].eq(0 if mode == "copy" else 3).all()
-    assert count[ECHO].equal(answered - 1)
-    assert (batch.targets != IGNORE).sum(1).equal(answered)
-    assert (batch.inputs[batch.roles == MARK] == 0).all()
-    assert (batch.inputs[batch.roles == PADDING] == 0).all()
-    assert batch.roles.ne(PADDING).sum(1).max() == 40
-
-
 def test_a_copy_is_its_string():
     batch = Copy(seq_len=21, vocab_size=5).batch(size=100)
     for row, target in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         n = row.index(0)
         assert row[n + 1 : 2 * n] == row[: n - 1]
         assert target == [IGNORE] * n + row[:n] + [IGNORE] * (21 - 2 * n)
-
-
-@pytest.mark.parametrize("query_len", [1, 2, 3])
-def test_a_lookup_follows_the_first_occurrence(query_len: int):
-    """With two symbols nearly every key recurs."""
-    g, again = query_len, 0
-    batch = Copy(mode="suffix", seq_len=30, vocab_size=3, query_len=g).batch(size=200)
-    for row, links in zip(batch.inputs.tolist(), batch.links["value_pos"].tolist(), strict=True):
-        n = row.index(0)
-        windows = [row[i : i + g] for i in range(n - g + 1)]
-        key = row[n + 1 : n + 1 + g]
-        assert links[0] == windows.index(key) + g
-        again += windows.count(key) > 1
-    assert again > 100
-
-
-@every_mode
-@pytest.mark.parametrize("repeats", [True, False])
-def test_links_say_where_the_answer_stands(mode, repeats: bool):
-    task = Copy(mode=mode, seq_len=30, vocab_size=33, repeats=repeats)
-    batch = task.batch(size=100)
-    query, key, value, distance = (
-        batch.links[name] for name in ("query_pos", "key_pos", "value_pos", "distance")
-    )
-    there = query >= 0
-    row = torch.arange(100)[:, None].expand_as(query)[there]
-    assert batch.targets[row, query[there]].equal(batch.inputs[row, value[there]])
-    assert there.sum() == (batch.targets != IGNORE).sum()
-    assert (batch.roles[row, value[there]] == STRING).all()
-    assert key[there].equal(value[there] - 1)
-    assert distance[there].equal((query - value)[there])
-    assert all((link[~there] == -1).all() for link in batch.links.values())
-    # The query repeats the token before the answer, but for a marker.
-    asked, matched = batch.inputs[row, query[there]], batch.inputs[row, key[there]]
-    assert (asked == matched)[asked != 0].all()
-    assert (key[there] == -1).sum() == (100 if mode == "copy" else 0)
 
 
 @every_mode
@@ -112,12 +52,6 @@ def test_the_shortest_string_has_room_for_a_key(options: dict, least: int):
     task = Copy(**options)
     assert task.least == least
     assert (task.batch(size=2_000).roles == STRING).sum(1).min() == least
-
-
-def test_strings_of_one_length():
-    batch = Copy(seq_len=30, shortest=15).batch(size=50)
-    assert ((batch.roles == STRING).sum(1) == 15).all()
-    assert not (batch.roles == PADDING).any()
 
 
 def test_shortcuts_score_what_they_say():
@@ -161,23 +95,3 @@ def test_a_match_suffices_without_repeats(rule: str):
     suffix = task.replace(mode="suffix")
     batch = suffix.batch(size=50)
     assert accuracy(suffix.shortcuts()[rule](batch), batch.targets) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "prefix lookup"}, "mode='prefix lookup': must be one of copy, prefix, suffix"),
-        ({"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576 \(mode=copy\)"),
-        ({"seq_len": 8, "mode": "prefix"}, "seq_len=8: must be in 9 …"),
-        ({"seq_len": 7, "mode": "suffix"}, "seq_len=7: must be in 8 …"),
-        ({"seq_len": 40, "shortest": 21}, "shortest=21: must be in 1 … 20"),
-        ({"shortest": 0}, "shortest=0: must be in 1 … 100"),
-        ({"shortest": 3, "mode": "suffix"}, "shortest=3: must be in 4 … 196"),
-        ({"vocab_size": 2}, "vocab_size=2: must be in 3 …"),
-        ({"repeats": False}, r"vocab_size=64: must be in 101 … .*no token twice in 100"),
-        ({"query_len": 17}, "query_len=17: must be in 1 … 16"),
-    ],
-)
-def test_bad_options_are_named(unchecked, options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        Copy(**options)

@@ -91,42 +91,27 @@ def refuse(monkeypatch, name: str, path: Path) -> None:
     monkeypatch.setattr(os, name, refusing)
 
 
-def make_nothing(path: Path) -> None:
-    pass
-
-
-def make_dangling(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-def make_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def make_binary(path: Path) -> None:
-    path.write_bytes(b"a" * (SAMPLE - 1) + b"\0")
-
-
-def make_utf16(path: Path) -> None:
-    path.write_text("text", encoding="utf-16")
-
-
 def make_folder_without_text(path: Path) -> None:
-    written(path / "a.bin", b"\0")
-    written(path / "b.bin", b"\0")
-    written(path / "empty", b"")
+    for name, content in (("a.bin", b"\0"), ("b.bin", b"\0"), ("empty", b"")):
+        written(path / name, content)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (make_nothing, "No such file or directory"),
-        (make_dangling, "is a link to nothing"),
-        (make_loop, "Too many levels of symbolic links"),
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.symlink_to("nowhere"), "is a link to nothing"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
         (os.mkfifo, "is a pipe, a socket or a device, must be a file or folder"),
         (Path.touch, "is empty"),
-        (make_binary, r"is binary \(a NUL in its first 65536 bytes"),
-        (make_utf16, "is binary .*UTF-16 is to be made UTF-8 first"),
+        (
+            lambda path: path.write_bytes(b"a" * (SAMPLE - 1) + b"\0"),
+            r"is binary \(a NUL in its first 65536 bytes",
+        ),
+        (
+            lambda path: path.write_text("text", encoding="utf-16"),
+            "is binary .*UTF-16 is to be made UTF-8 first",
+        ),
         (Path.mkdir, r"holds no text \(nothing at all\)"),
         (make_folder_without_text, r"holds no text \(2 binary, 1 empty\)"),
     ],
@@ -161,14 +146,6 @@ def test_a_file_or_folder_that_may_not_be_read_is_refused(tmp_path: Path, monkey
     for refused in (path, tmp_path):
         with pytest.raises(ValueError, match=r"^path='.*': Permission denied"):
             open_corpus(str(refused))
-
-
-def test_a_link_given_as_the_path_is_followed(tmp_path: Path):
-    target = written(tmp_path / "a.txt", "content")
-    link = tmp_path / "link"
-    link.symlink_to(target)
-    assert read(link, 3, 4) == b"tent"
-    assert open_corpus(str(link)).root == str(target)
 
 
 def test_bytes_that_are_not_utf8_are_read_and_said(tmp_path: Path):
@@ -206,15 +183,6 @@ def test_a_file_that_changes_or_goes_is_an_error(tmp_path: Path):
     path.unlink()
     with pytest.raises(ValueError, match=r"a\.txt' can no longer be read: .*No such file"):
         text.read(np.array([0]), 5)
-
-
-def test_a_text_is_opened_once(tmp_path: Path):
-    path = str(written(tmp_path / "a.txt", "text"))
-    text = open_corpus(path)
-    assert open_corpus(path) is text
-    os.utime(path, ns=(1, 1))
-    assert open_corpus(path) is not text
-    assert open_corpus(path).digest == text.digest
 
 
 def test_digest_is_of_names_sizes_and_ends(tmp_path: Path):

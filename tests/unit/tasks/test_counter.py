@@ -14,7 +14,6 @@ from tasks.counter import (
     derive_key,
     draw_below,
     draw_words,
-    draw_words_at,
     permute,
 )
 
@@ -76,14 +75,6 @@ def test_words_are_splitmix64_at_the_counter(key: int, split: int, row: int):
     assert [w & MASK for w in ours] == splitmix64(key, 4, skip=(split << 60) + (row << 24))
 
 
-def test_words_at_an_index_are_those_of_the_row():
-    rows = torch.tensor([0, 5, 2**36 - 1])
-    whole = draw_words(7, 3, rows, 50)
-    index = torch.tensor([[49, 0, 3], [1, 1, 2], [7, 30, 48]])
-    assert draw_words_at(7, 3, rows, index).equal(whole.gather(1, index))
-    assert draw_words_at(7, 3, rows, index[:1]).equal(whole[:, index[0]])
-
-
 def test_streams_differ_by_name_and_seed():
     keys = {derive_key(name, seed) for name in ("mqar", "copy") for seed in range(-50, 50)}
     assert len(keys) == 200
@@ -126,14 +117,6 @@ def test_permutation_is_a_bijection_that_keeps_lanes(n, lanes, keep_zero, row):
     assert image.sort().values.equal(points)
     assert (image % lanes).equal(points % lanes)
     assert not keep_zero or image[0, 0] == 0
-
-
-def test_permutation_does_not_depend_on_its_width():
-    """Domains past 2¹⁵ need 32 bits: the same rounds in both widths give one answer."""
-    word, points = draw(count_rounds(40_000), rows=4), torch.arange(40_000).expand(4, -1)
-    image = permute(word, points, 40_000)
-    assert image.sort().values.long().equal(points)
-    assert image[:, :100].equal(permute(word, points[:, :100], 40_000))
 
 
 @pytest.mark.parametrize("n", [3, 4, 6, 8, 16, 31, 64])
@@ -189,24 +172,6 @@ def test_race_is_successive_sampling():
 
 def test_race_of_many_gives_the_first_place_by_weight():
     log_weights = -0.99 * torch.arange(1, 513, dtype=torch.float64).log2()
-    order = Race.from_log_weights(log_weights, torch.device("cpu")).order(draw(512, rows=20_000))
-    assert order.sort(1).values.equal(torch.arange(512).expand(20_000, -1))
+    order = Race.from_log_weights(log_weights, torch.device("cpu")).order(draw(512, rows=5_000))
+    assert order.sort(1).values.equal(torch.arange(512).expand(5_000, -1))
     assert_odds(order[:, 0], 2**log_weights / (2**log_weights).sum())
-
-
-def test_race_of_one():
-    race = Race.from_log_weights(torch.zeros(1, dtype=torch.float64), torch.device("cpu"))
-    assert race.order(draw(1, rows=3)).tolist() == [[0], [0], [0]]
-
-
-@pytest.mark.gpu
-def test_cpu_and_cuda_agree():
-    rows, points = torch.arange(64), torch.arange(700).expand(64, -1)
-    word, there = draw_words(3, 1, rows, 512), draw_words(3, 1, rows.cuda(), 512)
-    assert word.equal(there.cpu())
-    for n in (700, 1024, 40_000):
-        image = permute(word[:, : count_rounds(n)], points, n)
-        assert image.equal(permute(there[:, : count_rounds(n)], points.cuda(), n).cpu())
-    log_weights = -0.99 * torch.arange(1, 513, dtype=torch.float64).log2()
-    orders = [Race.from_log_weights(log_weights, w.device).order(w).cpu() for w in (word, there)]
-    assert orders[0].equal(orders[1])

@@ -1,7 +1,5 @@
 """A task's rows as a dataset: each row once, whatever shares them."""
 
-from itertools import islice
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import tasks.dataset
 from tasks import TASKS
-from tasks.base import IGNORE, MAX_ROWS
+from tasks.base import IGNORE
 from tasks.dataset import Rows
 
 TASK = TASKS["induction"](seq_len=12, vocab_size=100)
@@ -64,16 +62,6 @@ def test_a_ranks_order_does_not_depend_on_its_workers(monkeypatch, workers):
     assert torch.cat(in_turn).equal(
         torch.cat([TASK.batch(start=start, size=2).inputs for start in range(2, 26, 4)])
     )
-
-
-def test_without_a_stop_it_goes_on_and_resumes():
-    rows = Rows(TASK, batch_size=3, seed=5, split="test")
-    first = [batch["targets"] for batch in islice(rows, 6)]
-    later = Rows(TASK, batch_size=3, seed=5, split="test", start=4 * 3)
-    for batch, expected in zip(later, first[4:], strict=False):
-        assert batch["targets"].equal(expected)
-    assert torch.cat(first).equal(TASK.batch(split="test", size=18, seed=5).targets)
-    assert rows.stop == MAX_ROWS
 
 
 def test_links_come_along_when_asked_for():

@@ -4,27 +4,9 @@ from math import sqrt
 
 import pytest
 
-from tasks import TASKS
-from tasks.base import IGNORE, accuracy
-from tasks.hops import COUNT, FILLER, QUERY, SOURCE, TARGET, Hops
+from tasks.base import accuracy
+from tasks.hops import COUNT, Hops
 from tests.statistics import assert_uniform
-
-
-def test_known_by_name_with_defaults():
-    task = TASKS["hops"]()
-    assert task == Hops(seq_len=256, n_pairs=32, hops=2, vocab_size=8192)
-    assert task.chance == 1 / 8186
-
-
-def test_roles_and_what_stands_there():
-    batch = Hops().batch(size=4)
-    roles = (SOURCE, TARGET, COUNT, QUERY, FILLER)
-    counts = [(batch.roles == role).sum(1).tolist() for role in roles]
-    assert counts == [[32] * 4, [32] * 4, [1] * 4, [32] * 4, [159] * 4]
-    assert (batch.inputs[batch.roles == FILLER] == 0).all()
-    assert (batch.inputs[batch.roles == COUNT] == 2).all()
-    assert (batch.inputs[batch.roles < COUNT] > 5).all()
-    assert ((batch.targets == IGNORE) == (batch.roles != QUERY)).all()
 
 
 def test_links_are_one_cycle_and_every_entity_is_asked_once():
@@ -96,15 +78,6 @@ def test_shortcuts_score_what_they_say():
         assert scores[name] == pytest.approx(expected, abs=spread), name
 
 
-def test_one_hop_is_recall():
-    task = Hops(hops=1)
-    batch = task.batch(size=100)
-    rules = task.shortcuts()
-    assert accuracy(rules["one hop"](batch), batch.targets) == 1
-    recent = accuracy(rules["most recent match"](batch), batch.targets)
-    assert recent == pytest.approx(1 / 2 + 1 / 64, abs=0.05)
-
-
 def test_what_stands_beside_an_entity_is_what_a_loop_finds():
     task = Hops(seq_len=29, n_pairs=7, hops=5, vocab_size=24)
     batch, rules = task.batch(size=20), task.shortcuts()
@@ -116,31 +89,3 @@ def test_what_stands_beside_an_entity_is_what_a_loop_finds():
             assert back[i, p] == next(a for a, b in near if b == row[p])
             tied = {entity for pair in near for entity in pair}
             assert apart[i, p] == next(a for a, _ in pairs if a not in tied)
-
-
-def test_of_three_entities_none_is_apart():
-    task = Hops(seq_len=13, n_pairs=3, hops=1, vocab_size=9)
-    answers = task.shortcuts()["no neighbour"](task.batch(size=5))
-    assert (answers == IGNORE).all()
-
-
-def test_hop_counts_are_shown_as_such():
-    assert [Hops().format_token(token) for token in (0, 1, 5, 6)] == ["0", "h1", "h5", "6"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hops": 0}, r"hops=0: must be in 1 … 5"),
-        ({"hops": 6}, r"hops=6: must be in 1 … 5"),
-        ({"seq_len": 16}, r"seq_len=16: must be in 17 … .*hops \+ 2 pairs and slots"),
-        ({"n_pairs": 3}, r"n_pairs=3: must be in 4 … 63 \(hops \+ 2; \(seq_len − 1\) / 4\)"),
-        ({"n_pairs": 64}, r"n_pairs=64: must be in 4 … 63"),
-        ({"hops": (2, 5), "n_pairs": 6}, r"n_pairs=6: must be in 7 … 63"),
-        ({"vocab_size": 37}, r"vocab_size=37: must be in 38 … 1073741824 \(n_pairs \+ 6\)"),
-        ({"vocab_size": 2**31}, r"vocab_size=2147483648: must be in 38 … "),
-    ],
-)
-def test_bad_options_are_named(unchecked, options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        Hops(**options)

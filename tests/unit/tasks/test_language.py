@@ -6,7 +6,6 @@ from math import sqrt
 import pytest
 import torch
 
-from tasks import TASKS
 from tasks.base import IGNORE, Batch, accuracy
 from tasks.language import BETWEEN, PADDING, SEPARATOR, SYMBOL, Language
 from tests.statistics import assert_uniform
@@ -21,14 +20,6 @@ def strings(batch: Batch, row: int) -> list[list[int]]:
         elif role == SYMBOL:
             found[-1].append(token)
     return found
-
-
-def test_known_by_name_with_defaults():
-    task = TASKS["language"]()
-    assert isinstance(task, Language)
-    assert task.vocab_size == 19
-    assert task.chance == 1 / 18
-    assert TASKS["language"](n_symbols=(5, 30)).vocab_size == 31
 
 
 def test_roles_are_strings_with_separators_between_and_padding_behind():
@@ -93,15 +84,6 @@ def test_automata_are_drawn_as_said():
         assert_uniform(written[written >= 0], 1, 11)
 
 
-def test_an_alphabet_is_a_random_subset_of_a_random_size():
-    task = Language(seq_len=2, min_states=64, max_states=64, n_symbols=6)
-    symbol = task.batch(size=3_000).links["symbol_of"]
-    used = torch.zeros(3_000, 7).scatter_(1, symbol.flatten(1).clamp(min=0), 1.0)[:, 1:]
-    # Of 64 states' 160 edges none misses a symbol of six.
-    assert_uniform(used.sum(1).long(), 4, 7)
-    assert_uniform(used.nonzero()[:, 1], 0, 6)
-
-
 @pytest.mark.parametrize("max_length", [15, 1024])
 def test_every_string_is_a_walk_from_state_0(max_length: int):
     batch = Language(seq_len=200, max_length=max_length).batch(size=300)
@@ -143,12 +125,6 @@ def test_the_oracle_is_right_as_often_as_a_state_allows():
     assert share.mean().item() == pytest.approx(0.54, abs=0.02)
 
 
-def test_the_oracle_is_sure_of_a_cycle():
-    task = Language(min_states=2, max_states=2)
-    batch = task.batch(size=50)
-    assert accuracy(task.oracle(batch), batch.targets) == 1
-
-
 def test_shortcuts_score_what_they_say():
     task = Language()
     batch = task.batch(split="test", size=200)
@@ -180,27 +156,3 @@ def reference(row: list[int], name: str) -> list[int]:
         else:
             answers.append(IGNORE)
     return answers
-
-
-def test_text_of_a_token():
-    assert [Language().format_token(token) for token in (0, 1, 18)] == ["|", "a", "r"]
-    assert Language(n_symbols=27).format_token(27) == "27"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576"),
-        ({"max_states": 65}, r"max_states=65: must be in 2 … 64"),
-        ({"min_states": 1}, r"min_states=1: must be in 2 … 12 \(max_states\)"),
-        ({"max_states": 3}, r"min_states=4: must be in 2 … 3 \(max_states\)"),
-        ({"n_symbols": 3}, r"n_symbols=3: must be in 4 … 1048576"),
-        ({"min_strings": 1}, r"min_strings=1: must be in 2 … 20 \(max_strings\)"),
-        ({"min_strings": 21}, r"min_strings=21: must be in 2 … 20"),
-        ({"max_strings": 1025}, r"max_strings=1025: must be in 2 … 1024"),
-        ({"max_length": 0}, r"max_length=0: must be in 1 … 1024"),
-    ],
-)
-def test_bad_options_are_named(options: dict, message: str):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        Language(**options)

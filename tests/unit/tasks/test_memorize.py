@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.base import IGNORE, accuracy
-from tasks.memorize import KEY, PADDING, QUERY, Memorize
+from tasks.memorize import Memorize
 from tests.statistics import assert_uniform
 
 
@@ -29,20 +29,6 @@ def test_splits_share_the_facts_and_seeds_do_not():
     assert same / 300 == pytest.approx(1 / 32, abs=5 * sqrt(1 / 32 / 300))
 
 
-def test_a_larger_map_has_the_facts_of_a_smaller():
-    small, large = (Memorize(seq_len=64, n_facts=n, vocab_size=64) for n in (100, 300))
-    facts = learnt(large, "train", 0)
-    assert learnt(small, "train", 0) == {f: facts[f] for f in range(100)}
-
-
-@pytest.mark.parametrize(
-    ("n_facts", "vocab_size", "key_len"), [(4, 10, 1), (5, 10, 2), (4**5, 10, 5), (4**5 + 1, 10, 6)]
-)
-def test_keys_are_as_long_as_the_facts_need(n_facts: int, vocab_size: int, key_len: int):
-    task = Memorize(n_facts=n_facts, vocab_size=vocab_size)
-    assert task.key_len == key_len
-
-
 def test_a_key_is_its_facts_number():
     task = Memorize(seq_len=100, n_facts=5_000, vocab_size=20)
     batch = task.batch(size=200)
@@ -53,13 +39,6 @@ def test_a_key_is_its_facts_number():
     assert number.equal(fact)
     assert batch.links["query_pos"].equal(first + task.key_len)
     assert (batch.inputs.gather(1, batch.links["query_pos"]) == 0).all()
-
-
-def test_counts_of_each_role():
-    batch = Memorize(seq_len=33, n_facts=4_096, vocab_size=64).batch(size=5)
-    for role, count in ((KEY, 24), (QUERY, 8), (PADDING, 1)):
-        assert ((batch.roles == role).sum(1) == count).all()
-    assert ((batch.targets != IGNORE) == (batch.roles == QUERY)).all()
 
 
 def test_facts_and_values_are_uniform():
@@ -83,29 +62,3 @@ def test_shortcuts_score_what_they_say():
     spread = 5 * sqrt(1 / 4 / (1_000 * 85))
     assert scores["most frequent value"] == pytest.approx(common, abs=spread)
     assert scores["last digit"] == pytest.approx(by_digit, abs=spread)
-
-
-def test_the_last_digit_is_the_key_where_it_is_all_of_it():
-    task = Memorize(seq_len=64, n_facts=31, vocab_size=64)
-    batch = task.batch(size=50)
-    assert accuracy(task.shortcuts()["last digit"](batch), batch.targets) == 1
-
-
-def test_tokens_are_shown():
-    task = Memorize(vocab_size=20)
-    assert [task.format_token(token) for token in (0, 1, 9, 10, 19)] == ["?", "0", "8", "v0", "v9"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_facts": 0}, "n_facts=0: must be in 1 … 1048576"),
-        ({"n_facts": 2**20 + 1}, "n_facts=1048577: must be in 1 … 1048576"),
-        ({"vocab_size": 4}, "vocab_size=4: must be in 6 …"),
-        ({"vocab_size": 9}, "vocab_size=9: must be even"),
-        ({"seq_len": 2}, r"seq_len=2: must be in 3 … 1048576 \(a fact takes 3 tokens\)"),
-    ],
-)
-def test_bad_options_are_named(options: dict, message: str):
-    with pytest.raises(ValueError, match=message):
-        Memorize(**options)

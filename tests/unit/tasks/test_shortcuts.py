@@ -11,7 +11,6 @@ from tasks.shortcuts import (
     copy_latest_match,
     copy_two_token_match,
     draw_numbers,
-    look_at,
     look_back,
     look_up,
     pick_stored_value,
@@ -30,10 +29,6 @@ def test_looking_back_never_looks_ahead():
     batch = of(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]))
     assert look_back(1)(batch).tolist() == [[IGNORE, 1, 2, 3], [IGNORE, 5, 6, 7]]
     assert look_back(3)(batch).tolist() == [[IGNORE] * 3 + [1], [IGNORE] * 3 + [5]]
-
-
-def test_looking_at_a_position_is_one_token_everywhere():
-    assert look_at(2)(of(torch.tensor([[1, 2, 3, 4]]))).tolist() == [[3, 3, 3, 3]]
 
 
 def test_matches_copy_what_followed():

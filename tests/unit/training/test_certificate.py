@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from analysis.pages.report import write_quick
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.files import RunError
-from lab.laws.layers import UnlawfulError, describe_certificate, read_certificate
+from lab.training.certificate import UnlawfulError, describe_certificate, read_certificate
 from lab.training.experiment import carry_out
 from lab.training.run import Run
 from tasks.mqar import MQAR
@@ -71,14 +70,6 @@ class Forgetful(Causal):
     def __init__(self, d_model: int):
         super().__init__(d_model)
         self.out = nn.Linear(d_model, d_model, bias=False)
-
-
-class Listening(Causal):
-    """Has a part for what it is not given."""
-
-    def __init__(self, d_model: int):
-        super().__init__(d_model)
-        self.ear = nn.Sequential(nn.Linear(d_model, d_model, bias=False), nn.SiLU())
 
 
 def plan(path: Path, mixer: type[nn.Module] | None, stack: str = "UN") -> Run:
@@ -156,17 +147,3 @@ def test_what_could_not_be_decided_is_said():
     some = {"layers": [{"layer": "Mix", "laws": [held, *left]}]}
     assert describe_certificate(some) == "Mix obeys deterministic; not decided: causal"
     assert describe_certificate({"layers": []}) == "no layer was certified"
-
-
-def test_a_part_that_is_never_called_is_named(tmp_path: Path):
-    run = plan(tmp_path, Listening)
-    words = train(run)
-    assert "; note: ear (1 parameter) is not called, so not judged" in words
-
-
-def test_an_unreadable_certificate_is_named(tmp_path: Path):
-    run = plan(tmp_path, None)
-    run.path.mkdir()
-    (run.path / "certificate.json").write_text("{")
-    with pytest.raises(RunError, match=r"certificate\.json"):
-        read_certificate(run.path)

@@ -155,9 +155,6 @@ def test_settings_that_cannot_be_are_named_before_anything_is_evaluated(tmp_path
         vary_settings(run, {"depth": [1]})
     with pytest.raises(RunError, match="has no checkpoint to evaluate"):
         evaluate_settings(run, {"seq_len": [32]})
-
-
-def test_without_a_result_there_is_nothing_to_keep_it_in(tmp_path):
     run = trained(tmp_path)
     (run.path / "result.json").unlink()
     with pytest.raises(RunError, match="has no result yet"):

@@ -16,7 +16,6 @@ from lab.training.loop import (
     DivergedError,
     compute_learning_rate,
     differentiate,
-    find_first_row,
     fit,
     start,
 )
@@ -74,19 +73,6 @@ def test_muon_can_be_kept_to_some_layers(layers, part):
     }
     assert names == matrices
     assert len(matrices) >= 4
-
-
-def test_a_frozen_table_has_none():
-    state = start(model(train_embedding=False), TrainConfig(optimizer="adamw"))
-    held = {id(p) for g in state.optimizers["adamw"].param_groups for p in g["params"]}
-    assert id(state.model.embed.weight) not in held
-
-
-def test_training_rows_are_new_or_go_round():
-    fresh = TrainConfig(batch_size=4)
-    assert [find_first_row(fresh, seen) for seen in (0, 4, 396)] == [0, 4, 396]
-    finite = TrainConfig(batch_size=4, train_rows=8)
-    assert [find_first_row(finite, seen) for seen in (0, 4, 8, 12)] == [0, 4, 0, 4]
 
 
 def test_rows_tell_what_happened():

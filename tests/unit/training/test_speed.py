@@ -1,18 +1,16 @@
 """What a run chooses by timing its step: a precision and threads, again when steps become slow."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from lab.config import ModelConfig, Runtime, TrainConfig
-from lab.lengthening import list_stages
 from lab.training import speed
 from lab.training.experiment import carry_out
 from lab.training.loop import Row
 from lab.training.run import Run
-from lab.training.speed import Pace, StepTime, measure_choices, time_choices
+from lab.training.speed import Pace, StepTime, measure_choices
 from tasks.mqar import MQAR
 
 CPU = torch.device("cpu")
@@ -73,23 +71,10 @@ def test_the_fastest_choice_is_taken_if_it_is_worth_while(run, plant, times, cho
     assert torch.get_num_threads() == 1
 
 
-def test_one_choice_is_not_measured(run):
-    (found,) = measure_choices(run, CPU, "fp32", [1])
-    assert (found.precision, found.threads) == ("fp32", 1)
-    assert math.isnan(found.seconds)
-
-
 @pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6])])
 def test_numbers_of_threads_are_powers_of_two_and_the_most(monkeypatch, most, counts):
     monkeypatch.setattr(torch, "get_num_threads", lambda: most)
     assert speed.list_thread_counts(CPU) == counts
-
-
-def test_a_real_step_takes_time_and_leaves_no_gradient(run):
-    model, stage = run.build(), list_stages(run.task, run.train)[0]
-    (found,) = time_choices(model, [stage], [("fp32", 1)])
-    assert found.seconds > 0
-    assert all(p.grad is None for p in model.parameters())
 
 
 def make_row(step: int, seconds: float, seq_len: int = 32) -> Row:

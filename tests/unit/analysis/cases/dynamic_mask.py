@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from analysis.dynamic_mask.effect import Beyond, KeptByPosition, KeySelection, MaskEffect
+from analysis.dynamic_mask import Beyond, KeptByPosition, KeySelection, MaskEffect
 from analysis.dynamic_mask.learning import BiasValues, MaskHistory, MaskTrajectory
 from analysis.dynamic_mask.masks import BANDS, MaskedHead, StoredPairs
 from lab.intervals import Estimate
@@ -25,15 +25,13 @@ def head(
     mean = float(np.mean(kept))
     share, by_band = np.array([mean]), np.array([np.repeat(kept, BANDS // 2)])
     lost = estimate(0.0, 0.0)
-    return MaskedHead(0, 0, 1, "table", None, 0.5, mean, share, by_band, share, lost, 0.3, pairs)
+    return MaskedHead(0, 0, 1, "table", 0.5, mean, share, by_band, share, lost, 0.3, pairs)
 
 
 def biases(lightest: float, gradient: float = 1.0) -> BiasValues:
     names, by_role = ("layer 0",), np.array([[-1.0, 0.0]])
     blank, roles = np.zeros((1, 2, 1)), ("key", "value")
-    return BiasValues(
-        names, ("table",), roles, by_role, (lightest,), (0,), (gradient,), 1, blank, blank
-    )
+    return BiasValues(names, ("table",), roles, by_role, (lightest,), (gradient,), 1, blank, blank)
 
 
 def selection(*kept: float, auroc: Estimate | None = None) -> KeySelection:
@@ -60,7 +58,7 @@ def trajectory(*last: float) -> MaskTrajectory:
 
 def history(drift: float, gradient: float) -> MaskHistory:
     both = np.array([[gradient], [gradient]]), np.array([[0.0], [drift]])
-    return MaskHistory(np.array([0, 9]), (0,), (1,), ("table",), (True,), *both)
+    return MaskHistory(np.array([0, 9]), (0,), ("table",), *both)
 
 
 ONE_ROW = Estimate(0.5, math.nan, math.nan, 0.5)

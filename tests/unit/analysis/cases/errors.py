@@ -8,15 +8,13 @@ from analysis.errors.causes import MASKED, OTHER_PAIR, Reader
 from tests.unit.analysis.case import Case
 
 
-def ledger(wrong: int, *causes: Cause, masked: int = 0, rows: int = 8) -> Ledger:
+def ledger(wrong: int, *causes: Cause) -> Ledger:
     ends = (math.nan, math.nan)
-    return Ledger(
-        rows, 90, wrong, (0.1, 0.3), causes, True, math.nan, ends, math.nan, masked, None, 2
-    )
+    return Ledger(90, wrong, (0.1, 0.3), causes, math.nan, ends, math.nan, 0, None, 2)
 
 
 def cause(name: str, count: int, share: float) -> Cause:
-    return Cause(name, count, share, (share - 0.1, share + 0.1), 0.05, 5.0)
+    return Cause(name, count, share, (share - 0.1, share + 0.1), 0.05)
 
 
 OTHERS = cause(OTHER_PAIR, 27, 0.9)

@@ -16,7 +16,7 @@ from analysis.experts.knockout import (
     RoleDeletion,
     RoleEffects,
 )
-from analysis.experts.load import ExpertChoices, LoadByRank, compare_loads, measure_load
+from analysis.experts.load import ExpertChoices, LoadByRank, LoadComparison, measure_load
 from analysis.experts.roles import RolePreferences, measure_preferences
 from analysis.experts.storage import HeldAnswers, Holder
 from analysis.experts.training import Course
@@ -47,14 +47,14 @@ def map_load(information: float, *, constant: bool = False) -> LoadMap:
     share = np.full(2, 1 / 2), np.full(3, 1 / 3)
     numbers: Any = (5, constant, constant, 40, information, information, 0.1, 9, 0.7)
     shown: Any = (*share, *numbers, np.array([[9, 8, 7], [6, 10, 0]]), "Load on the grid")
-    return LoadMap(0, "CDMoE", 20, 2, *shown)
+    return LoadMap(0, 20, *shown)
 
 
 def together(excess: float, layer: int = 0) -> LayerPairs:
     """Return a layer whose mean PMI exceeds that of the shuffles by this much."""
     bars = np.full(140, 1 / 140)
-    found: Any = (None, np.zeros(19), 0.2, 0.2, np.zeros(0, int), (), bars, bars)
-    return LayerPairs(layer, 99, 9, 9, excess, *found)
+    found: Any = (None, np.zeros(19), 0.2, 0.2, np.zeros(0, int), None, bars, bars)
+    return LayerPairs(layer, 9, excess, *found)
 
 
 def reveal(share: float) -> RolePreferences:
@@ -80,7 +80,7 @@ def knock_out(
     found += [Deletion((0, 1), True, 0.1, 0.1, change(twin, half))] * twins
     at = tuple(RoleDeletion(role, 9, found, found) for role, found in roles.items())
     ends: Any = (tuple(found), change(loaded, half), {}, at, 0, 0.0, "Loss without one expert")
-    return LayerKnockout(0, "CDMoE", 16, 20, 40, 1.0, 0.5, *ends)
+    return LayerKnockout(0, 16, 20, 40, 1.0, 0.5, *ends)
 
 
 def compare_roles(**changes: AnswerChange) -> RoleEffects:
@@ -89,11 +89,11 @@ def compare_roles(**changes: AnswerChange) -> RoleEffects:
 
 def hold(count: int, holders: int, halved: int) -> HeldAnswers:
     """Return 96 answers, of which single experts hold this many."""
-    top = tuple(Holder((0, i), count // holders, 1.0, ((3, 2),)) for i in range(holders))
+    top = tuple(Holder((0, i), count // holders, ((3, 2),)) for i in range(holders))
     numbers = halved, 0, 96, (0.99, 2.0), holders, "token", math.nan, math.nan, 0, top
     effects = np.ones(96), np.ones(96) / 9, np.arange(96) < count
     ends: Any = (*numbers, *effects, "Which expert holds which answer")
-    return HeldAnswers(0, "CDMoE", 6, 96, count, *ends)
+    return HeldAnswers(0, 96, count, *ends)
 
 
 def follow(standing: list[float], uniform: float = 0.0) -> Course:
@@ -101,7 +101,6 @@ def follow(standing: list[float], uniform: float = 0.0) -> Course:
     effective = np.array([[3.0, 40.0, 5.0, 30.0], [3.0, 40.0, 39.0, 41.0]])
     return Course(
         steps=np.array([0, 10, 20, 30]),
-        tokens=100,
         layers=np.array([2, 5]),
         n_experts=np.array([42, 42]),
         effective=effective,
@@ -130,10 +129,13 @@ CASES = [
     Case("boundary", LoadByRank((CROWDED,)), "uses its 4 experts like", "Collapsed"),
     Case("boundary", LoadByRank((UNIFORM, COLLAPSED)), "which hold 100.0 % of layer 0's choices"),
     Case(
-        "planted", compare_loads([COLLAPSED]), "100.0 % of layer 0's choices, more than", "no more"
+        "planted",
+        LoadComparison((COLLAPSED,)),
+        "100.0 % of layer 0's choices, more than",
+        "no more",
     ),
-    Case("null", compare_loads([UNIFORM]), "no more than chance can give"),
-    Case("boundary", compare_loads([CROWDED]), "no more than chance can give"),
+    Case("null", LoadComparison((UNIFORM,)), "no more than chance can give"),
+    Case("boundary", LoadComparison((CROWDED,)), "no more than chance can give"),
     Case("planted", map_load(0.5), "beyond chance: I(row; column) = 0.500", "no better"),
     Case("null", map_load(0.05), "no better than by chance", "beyond"),
     Case("boundary", map_load(0.1), "no better than by chance", "beyond"),

@@ -20,10 +20,10 @@ WAVES = np.array([6.0, 60.0])
 
 def spectra(*long: float, uniform: float = 0.5) -> Energies:
     """Return a layer for each share of energy on long wavelengths."""
-    even, head = np.full((1, 2), 0.5), np.zeros(1, int)
+    even = np.full((1, 2), 0.5)
     layers = (
         FrequencySpectrum(
-            i, "Q/K", head, WAVES, even, np.full(1, 2 + 0 * share), np.array([share]), uniform
+            i, "Q/K", WAVES, even, np.full(1, 2 + 0 * share), np.array([share]), uniform
         )
         for i, share in enumerate(long)
     )
@@ -38,7 +38,7 @@ def uses(*advantages: list[float], error: float = 1.0, long: float = 0.0) -> Fre
         best, zero = int(np.abs(ours).argmax()), np.zeros(len(ours))
         ends = ours[best] - 1.96 * error, ours[best] + 1.96 * error
         by_pair, share = np.stack([ours, zero], 1), np.full(len(ours), long)
-        place = layer, "Q/K", "query → value", 9, 3.0, WAVES
+        place = layer, "Q/K", "query → value", WAVES
         found.append(FrequencyUse(*place, ours, best, ends, ours, by_pair, share, 0.5))
     return FrequencyUses(tuple(found), 16)
 
@@ -60,7 +60,7 @@ def curve(*rise: float, sides: str = "Q/K", pairs: int = 400, half: float = 1.0)
 
 
 def scores(*layers: LagCurves) -> ScoresByLag:
-    return ScoresByLag(layers, 16)
+    return ScoresByLag(layers)
 
 
 def parts(*layers: LagCurves) -> FrequenciesByLag:
@@ -70,11 +70,11 @@ def parts(*layers: LagCurves) -> FrequenciesByLag:
 
 def bands(*changes: float, accuracy: float = 0.9) -> BandAblations:
     found = (
-        BandAblation(0, "Q/K", name, (0, 2), (6.0, 9.0), x, (x - 0.05, x + 0.05), np.full(19, -0.1))
+        BandAblation(0, "Q/K", name, (6.0, 9.0), x, (x - 0.05, x + 0.05), np.full(19, -0.1))
         for name, x in zip(("fast", "middle", "slow"), changes, strict=False)
     )
     ends = accuracy - 0.05, accuracy + 0.05
-    return BandAblations(tuple(found), accuracy, ends, 0.06, 50)
+    return BandAblations(tuple(found), accuracy, ends, 0.06)
 
 
 PEAK, FLAT, DEEP = (0.1, 2.0, 0.1), (0.1, 0.2, 0.1), (0.1, -2.0, 0.1)

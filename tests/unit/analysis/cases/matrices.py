@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.figures.picture import Heatmap, Picture
-from analysis.links import AnswerLinks, Mass, Offsets
-from analysis.matrices import LayerMatrix
+from analysis.links import AnswerLinks, Offsets
+from analysis.matrices import LayerMatrix, Mass
 from analysis.matrices.heads import PATTERNS, HeadReach, HeadScores
 from analysis.matrices.rollout import Rollout
 from tests.unit.analysis.case import Case
@@ -23,7 +23,7 @@ NAN = float("nan")
 def layer(
     on_value: float, written: float, uniform: float = 0.2, links: AnswerLinks = PAIRS
 ) -> LayerMatrix:
-    ends = np.array([on_value]), np.zeros(1), np.array([written]), np.zeros(1)
+    ends = np.array([on_value]), np.array([written]), np.zeros(1)
     return LayerMatrix(
         layer=0,
         mixer="Attention",
@@ -42,7 +42,7 @@ def layer(
 def pairless(*on_previous: float) -> LayerMatrix:
     """Return a layer without pairs, by its heads' mass on the token before, if there is one."""
     none, heads = np.zeros(0), np.array(on_previous)
-    mass = Mass(none, none, none, heads, uniform_value=0, uniform_written=0, uniform_previous=0.3)
+    mass = Mass(none, none, heads, uniform_value=0, uniform_written=0, uniform_previous=0.3)
     return replace(layer(0, 0), mass=mass, links=NO_PAIRS)
 
 
@@ -53,15 +53,11 @@ def scores(*shares: float, half: float = 0.05, rows: int = 8, read: int = 0) -> 
     return HeadScores(
         layers=np.zeros(len(shares), int),
         heads=np.arange(len(shares)),
-        mixers=("Attention",) * len(shares),
         patterns=PATTERNS,
-        scores=share,
-        score_chance=np.full(4, 0.2),
         shares=share,
         chance=np.full(4, 0.2),
         half_widths=np.full_like(share, half),
         moved_shares=np.full_like(share, NAN),
-        sampled=False,
         rows=rows,
         offsets=Offsets(read={0: read}) if read else Offsets(),
     )
@@ -71,21 +67,17 @@ def reach(keys: tuple[float, float], distance: tuple[float, float]) -> HeadReach
     return HeadReach(
         layers=np.zeros(2, int),
         heads=np.arange(2),
-        mixers=("Attention", "Attention"),
-        entropy=np.log(keys),
         effective_keys=np.array(keys),
         distance=np.array(distance),
-        uniform_entropy=1.0,
         uniform_keys=8.5,
         uniform_distance=3.75,
-        rows=4,
     )
 
 
 def rollout(low: float, high: float, links: AnswerLinks = PAIRS) -> Rollout:
     found = np.array([(low + high) / 2] * len(links.values))
     shown = Heatmap(PICTURE, links, ZEROS, ZEROS, ("key",))
-    return Rollout(2, found, (low, high), 0.1, np.array([0.3]), 0.4, 4, shown, "Rollout")
+    return Rollout(found, (low, high), 0.1, np.array([0.3]), 0.4, 4, shown, "Rollout")
 
 
 CASES = [

@@ -18,8 +18,8 @@ def pair_mass(
     share = np.stack([np.array(on_value), np.full(n, 0.1), np.full(n, 0.1)], 1)
     ends = np.stack([share - half, share + half], -1)
     offsets = Offsets({0: later}, {0: later}) if later else Offsets()
-    heads = np.zeros(n, int), np.arange(n), ("Attention",) * n
-    return PairMass(*heads, share, ends, np.full(3, 0.1), 4, without, offsets)
+    heads = np.zeros(n, int), np.arange(n)
+    return PairMass(*heads, share, ends, np.full(3, 0.1), without, offsets)
 
 
 def bins(*shares: float, half: float = 0.05) -> Bins:

@@ -29,12 +29,12 @@ def name_heads(count: int) -> tuple[np.ndarray, np.ndarray]:
 def memory(lives: tuple[float, ...], initial: StateMemory | None = None) -> StateMemory:
     third, windows = np.full(len(lives), 1 / 3), np.linspace(3, 9, len(lives))
     heads = name_heads(len(lives))
-    return StateMemory(*heads, np.array(lives), windows, third, third, third, 9.0, 4, initial)
+    return StateMemory(*heads, np.array(lives), windows, third, 9.0, initial)
 
 
 def contexts(*last: float) -> Contexts:
     uniform, windows = np.array([1.0, 15.0]), np.stack([np.ones(len(last)), last], 1)
-    return Contexts(*name_heads(len(last)), np.array([0, 15]), windows, uniform, 4)
+    return Contexts(*name_heads(len(last)), np.array([0, 15]), windows, uniform)
 
 
 def writes(*by_role: tuple[float, ...]) -> RoleMeans:
@@ -42,7 +42,7 @@ def writes(*by_role: tuple[float, ...]) -> RoleMeans:
     means = np.ones((4, len(by_role[0]), len(by_role)))
     means[2] = np.array(by_role).T
     roles = ("key", "value", "filler")[: len(by_role[0])]
-    return RoleMeans(*name_heads(len(by_role)), roles, QUANTITIES, means, 4)
+    return RoleMeans(*name_heads(len(by_role)), roles, QUANTITIES, means)
 
 
 def magnitudes(largest: float, median: float) -> Magnitudes:
@@ -57,7 +57,7 @@ def spectrum(effective: tuple[float, ...], rank: tuple[float, ...]) -> StateSpec
     cuts, bound, before = np.array([8]), np.full((1, count), 8), np.full((1, count), math.nan)
     found, values = np.array([effective]), np.tile(2.0 ** -np.arange(8), (count, 1))
     heads = name_heads(count)
-    return StateSpectrum(*heads, cuts, bound, np.array([rank]), found, before, 4, values)
+    return StateSpectrum(*heads, cuts, bound, np.array([rank]), found, before, values)
 
 
 MANY = tuple(np.linspace(2, 7, 40))

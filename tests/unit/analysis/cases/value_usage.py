@@ -5,17 +5,16 @@ from typing import Any
 
 import numpy as np
 
+from analysis.value_usage import Swap, Swaps
 from analysis.value_usage.choices import Dependence, LayerUsage, ValueHistory, ValueUses
-from analysis.value_usage.swaps import Swap, Swaps
 from lab.intervals import Estimate
 from tests.unit.analysis.case import Case
 
 
 def uses(used: int, information: float, null: float, margin: float = 0.1) -> ValueUses:
-    depends = Dependence(information, information, null, null, 0.6)
-    shares, margins = np.full(4, 0.5), np.full(5, margin)
-    rest: Any = (used, 2.0, 0.1, 0.1, depends, depends, margins, 0.0)
-    return ValueUses((LayerUsage(0, "hard", 2, shares, shares[None], *rest),), ("key",))
+    depends, shares = Dependence(information, null, 0.6), np.full(4, 0.5)
+    rest: Any = (used, 2.0, 0.1, 0.1, depends, depends, margin, 0.0)
+    return ValueUses((LayerUsage(0, shares, shares[None], *rest),), ("key",))
 
 
 def history(used: list[int], ties: float, churn: float = 0.1) -> ValueHistory:
@@ -31,7 +30,6 @@ def history(used: list[int], ties: float, churn: float = 0.1) -> ValueHistory:
         churn=line,
         churn_interval=np.full((n, 2), churn),
         churn_dealt=dealt,
-        zero_keys=ties == 1,
         title="Layer 0 · use of values over training",
     )
 
@@ -40,10 +38,9 @@ def swaps(change: float, p: float, right: Estimate | None = None) -> Swaps:
     """Return a layer whose shuffle changes nothing, and in which forcing value 2 changes this."""
     found = (0.0, 1.0, None), (change, p, 2)
     made = tuple(
-        Swap(0, value, None, 0.5, Estimate(by, by - 0.1, by + 0.1, 0.0), q)
-        for by, q, value in found
+        Swap(0, value, None, Estimate(by, by - 0.1, by + 0.1, 0.0), q) for by, q, value in found
     )
-    return Swaps(right or Estimate(0.9, 0.8, 1.0, 0.5), made, 0.0, ("key",), 5, False)
+    return Swaps(right or Estimate(0.9, 0.8, 1.0, 0.5), made, 0.0, ("key",))
 
 
 GUESSES, ONE_ROW = Estimate(0.5, 0.4, 0.6, 0.5), Estimate(0.9, math.nan, math.nan, 0.5)

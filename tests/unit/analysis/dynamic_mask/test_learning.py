@@ -28,14 +28,6 @@ def test_the_gradient_is_that_of_the_mean_loss(mask):
         assert (size == 0) == (mask == "literal")
 
 
-@pytest.mark.parametrize(
-    ("mask", "dead"), [("literal", "2 of 2."), ("soft", "0 of 2."), ("oracle", "0 of 0.")]
-)
-def test_masks_that_no_gradient_reaches_are_counted(mask, dead):
-    says = dynamic_mask.measure(build_subject(build_model(mask)))[0].says
-    assert says.endswith(f"masks with parameters that no gradient reaches: {dead}")
-
-
 def test_biases_are_means_over_rows_of_a_role_at_a_position():
     built = build_model("value")
     for module in find_masked_layers(built).values():
@@ -69,12 +61,3 @@ def test_history_follows_the_table(tmp_path):
     assert way.values.shape == (4, 2, 16)
     np.testing.assert_allclose(way.values[:, 0, 3], [1, 0.9, 0.8, 0.7], rtol=1e-6)
     assert (np.delete(way.values, 3, axis=2) == 1).all()
-
-
-def test_a_literal_mask_is_dead_all_along(tmp_path):
-    run = build_run(tmp_path, "literal")
-    past = dynamic_mask.measure(replace(build_subject(run.load_model(4)), run=run))[-1]
-    assert isinstance(past, MaskHistory)
-    assert (past.gradients == 0).all()
-    assert (past.drifts == 0).all()
-    assert "gradient is 0 at every step: 2 of 2" in past.says

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analysis.base import Subject
-from analysis.dynamic_mask.masks import LIGHT, find_masked_layers, find_onsets
+from analysis.dynamic_mask.masks import find_masked_layers
 from analysis.errors import attribute_errors
 from analysis.errors import causes as reach
 from analysis.errors.causes import (
@@ -26,30 +26,6 @@ from tasks.mqar import MQAR
 TASK = MQAR(seq_len=24, vocab_size=32, n_pairs=4)
 MIXED = MQAR(seq_len=24, vocab_size=32).replace(n_pairs=(2, 6))
 FULL = MQAR(seq_len=24, vocab_size=32)
-
-
-@pytest.mark.parametrize("window", [None, 1, 5])
-def test_out_of_sight_is_a_loop_over_heads_and_keys(window):
-    rng = np.random.default_rng(0)
-    # Few distinct biases, so that ties occur.
-    bias = rng.integers(-2, 1, (3, 2, 12)) * 5.0
-    rows = rng.integers(0, 3, 200)
-    positions = rng.integers(0, 12, 200)
-    sources = rng.integers(0, positions + 1)
-    sources[:5] = -1
-    none = np.full(200, -1)
-    first = find_onsets(torch.from_numpy(bias), window).numpy()
-    found = reach.is_hidden(first, Questions(rows, positions, none, none, none, none), sources)
-    for i, (b, t, s) in enumerate(zip(rows, positions, sources, strict=True)):
-        hidden = []
-        for h in range(2):
-            row = bias[b, h, : t + 1]
-            out = row[s] < row.max() + np.log(LIGHT)
-            ranked = sorted(range(t + 1), key=lambda j: (-row[j], -j))
-            hidden.append(out or (window is not None and s not in ranked[:window]))
-        assert found[i] == (s >= 0 and all(hidden))
-    assert found.any()
-    assert not found.all()
 
 
 def test_random_answers_are_wrong_and_as_frequent_as_targets():

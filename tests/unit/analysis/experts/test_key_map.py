@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-import torch
 
 from analysis.base import NotApplicableError, Subject
 from analysis.experts import key_map
 from analysis.experts.key_map import (
     LoadMap,
-    collect_choices,
     count_pairs,
     draw_tokens,
     exchange_ids,
@@ -23,11 +21,9 @@ from analysis.experts.key_map import (
     measure,
     measure_co_activation,
     measure_pairs,
-    shuffle_choices,
 )
 from analysis.experts.load import ExpertChoices
 from analysis.plain import to_plain
-from lab.layers.retrieval import RetrievedExperts
 from lab.models import build
 from tasks.mqar import MQAR
 
@@ -79,7 +75,9 @@ def subject(stack: str = "AP AE", options: dict[str, object] | None = None) -> S
 
 def test_the_map_counts_every_choice():
     found = subject(options={"P.n_experts": 32, "E.n_experts": 24, "E.k": 3})
-    maps = measure(found)[:2]
+    *maps, together = measure(found)
+    assert together.figure() is not None
+    assert "counts" not in to_plain(maps[0])
     for layer, result in enumerate(maps):
         assert isinstance(result, LoadMap)
         name = f"blocks.{layer}.mlp.hook_expert_indices"
@@ -92,10 +90,7 @@ def test_the_map_counts_every_choice():
         assert result.used == (expected > 0).sum()
         np.testing.assert_allclose(result.row_share, expected.sum(1) / expected.sum())
         np.testing.assert_allclose(result.column_share, expected.sum(0) / expected.sum())
-    assert [(m.kind, m.counts.shape) for m in maps if isinstance(m, LoadMap)] == [
-        ("PEER", (4, 8)),
-        ("CDMoE", (4, 6)),
-    ]
+    assert [m.counts.shape for m in maps if isinstance(m, LoadMap)] == [(4, 8), (4, 6)]
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 8)])
@@ -104,7 +99,6 @@ def test_row_and_column_that_are_drawn_apart_share_nothing(shape):
     assert found.information <= found.null
     # Miller and Madow take the bias, (rows − 1)(columns − 1) / 2N, off: what is left is noise.
     assert abs(found.corrected) < found.information
-    assert "no better than by chance" in found.says
     assert ("choices compared", "6,000 of 3,000 token ids") in found.numbers().rows
 
 
@@ -126,41 +120,18 @@ def test_ids_change_places_whole():
     assert len(np.unique(source)) > 200
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (4, 8)])
-def test_the_cells_of_a_map_are_squares(shape):
-    layout = map_load(of(rng().integers(16, size=(50, 4)), shape), rng()).figure().layout
-    wide = layout.width - 60 - 14
-    high = layout.height - layout.margin.t - layout.margin.b
-    across, down = np.ptp(layout.xaxis2.domain), np.ptp(layout.yaxis2.domain)
-    assert across * wide / shape[1] == pytest.approx(down * high / shape[0], rel=0.01)
-    assert layout.yaxis2.scaleanchor == layout.xaxis.matches == "x2"
-
-
 def test_a_row_that_decides_the_column_tells_all_of_it():
     diagonal = np.tile(np.arange(4) * 5, 100)[:, None]
     found = map_load(of(diagonal, (4, 4)), rng())
     assert found.information == pytest.approx(math.log(4))
     assert found.most == pytest.approx(math.log(4))
     assert found.null < 0.1
-    assert "the row key predicts the column key beyond chance: I(row; column) = 1.386" in found.says
-
-
-def test_relabelled_keys_permute_the_map_and_leave_the_numbers():
-    experts = rng().integers(32, size=(500, 4)) // 3
-    rows, columns = rng().permutation(4), rng().permutation(8)
-    renamed = rows[experts // 8] * 8 + columns[experts % 8]
-    before, after = map_load(of(experts), rng()), map_load(of(renamed), rng())
-    np.testing.assert_array_equal(after.counts[rows][:, columns], before.counts)
-    assert after.information == pytest.approx(before.information)
-    assert after.corrected == pytest.approx(before.corrected)
 
 
 def test_zero_keys_make_the_map_a_set_of_points():
     result = measure(subject(options={"E.key_init": "zeros", "E.n_experts": 24, "E.k": 3}))[1]
     assert isinstance(result, LoadMap)
     assert (result.constant, result.zero_keys) == (True, True)
-    assert result.says == f"Each of 64 tokens chooses the same {result.used} of 24 experts."
-    assert result.numbers().rows[-1][1] == "yes"
     others = measure(subject(options={"E.n_experts": 24}))[1]
     assert isinstance(others, LoadMap)
     assert (others.constant, others.zero_keys) == (False, False)
@@ -173,7 +144,6 @@ def test_a_dead_expert_is_an_empty_cell_and_no_other():
     assert found.used == 31
     cells = cells_of(found.figure())
     assert np.argwhere(np.isnan(cells)).tolist() == [[13 // 8, 13 % 8]]
-    assert found.says.startswith("31 of 32 experts are chosen at all")
 
 
 @pytest.mark.parametrize(("shape", "pool"), [((4, 6), 2), ((5, 7), 3), ((4, 4), 1)])
@@ -184,13 +154,6 @@ def test_cells_of_a_large_map_are_means_of_blocks(shape, pool):
     for i, j in np.ndindex(found.shape):
         block = load[i * pool : (i + 1) * pool, j * pool : (j + 1) * pool]
         assert found[i, j] == pytest.approx(block.mean())
-
-
-def test_a_large_map_is_pooled(monkeypatch):
-    monkeypatch.setattr(key_map, "SIDE", 4)
-    found = map_load(of(rng().integers(32, size=(200, 4))), rng())
-    assert cells_of(found.figure()).shape == (2, 4)
-    assert "means of 2 × 2" in found.title
 
 
 @pytest.mark.parametrize(("tokens", "n_experts"), [(200, 12), (7, 1000)])  # in a table, sorted
@@ -209,24 +172,6 @@ def test_pairs_are_the_loop_over_tokens(tokens, n_experts):
         assert found.expected[i] == pytest.approx(n_first * n_second / tokens)
         assert found.pmi[i] == pytest.approx(math.log(n * tokens / (n_first * n_second)))
         assert found.overlap[i] == pytest.approx(n / (n_first + n_second - n))
-
-
-def test_a_million_experts_need_no_table_of_pairs():
-    chosen = rng().integers(2**20, size=(50, 8))
-    chosen[:, :2] = [3, 2**20 - 1]
-    found = count_pairs(chosen)
-    # Among all experts that occur at all, the planted pair alone met more than twice.
-    assert found.both.max() == 50
-    best = found.both.argmax()
-    assert (found.first[best], found.second[best]) == (3, 2**20 - 1)
-
-
-def test_shuffling_keeps_loads_and_breaks_rows():
-    chosen = random_choices(300, 4, 32)
-    found = shuffle_choices(chosen, np.arange(300), rng())
-    # With an id for every token it is a permutation.
-    np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(chosen, axis=0))
-    assert (found != chosen).any(axis=0).all()
 
 
 def test_few_token_ids_are_not_said_to_bind_experts():
@@ -257,22 +202,13 @@ def test_a_planted_pair_is_found_and_named():
     partners = rng().random(4000) < 0.1
     chosen[partners, 0], chosen[partners, 1] = 30, 31
     found = measure_pairs(of(chosen), rng())
-    assert (found.top[0].first, found.top[0].second) == ((3, 6), (3, 7))
-    assert found.top[0].both == partners.sum()
-    assert found.top[0].pmi == pytest.approx(math.log(4000 / partners.sum()))
+    assert found.top is not None
+    assert (found.top.first, found.top.second) == ((3, 6), (3, 7))
+    assert found.top.both == partners.sum()
     assert found.coalition.tolist() == [30, 31]
     together = measure_co_activation([of(chosen)], rng())
     assert found.excess > together.chance
-    assert together.says.startswith("Experts are chosen together beyond chance, most in layer 0")
     assert f"(3, 6) and (3, 7), {partners.sum()} (" in together.numbers().rows[0][-1]
-
-
-def test_tokens_that_all_choose_alike_tell_nothing_of_each_other():
-    chosen = np.tile([1, 5, 9, 13], (100, 1))
-    found = measure_pairs(of(chosen), rng())
-    assert found.mean_pmi == 0
-    assert found.coalition.tolist() == [1, 5, 9, 13]
-    assert measure_co_activation([of(chosen)], rng()).says.startswith(SILENT)
 
 
 def test_a_coalition_is_a_connected_set_of_overlapping_experts():
@@ -305,41 +241,13 @@ def test_shares_of_common_keys_and_heights_count_co_occurrences():
     assert pairs.bin_pmi().sum() == pytest.approx(1)
 
 
-def test_one_choice_a_token_has_no_pairs():
-    found = measure_co_activation([of(rng().integers(32, size=(50, 1)))], rng())
-    assert found.says == "No token chooses two different experts: there are no pairs."
-    assert found.figure() is None
-
-
 def test_few_tokens_are_drawn_where_there_are_many():
     found = of(np.arange(100)[:, None] % 32)
     for most, drawn in ((1000, 100), (7, 7), (0, 1)):
         assert [part.shape for part in draw_tokens(found, most, rng())] == [(drawn, 1), (drawn,)]
-    assert measure_pairs(of(random_choices(500, 4, 32)), rng(), budget=60).tokens == 10
-
-
-def test_every_figure_and_number_of_a_model():
-    results = measure(subject(options={"P.n_experts": 32, "E.n_experts": 24, "E.k": 3}))
-    assert len(results) == 3
-    for result in results:
-        assert result.figure() is not None
-        assert to_plain(result)
-    assert "counts" not in to_plain(results[0])
 
 
 def test_a_model_without_product_keys_is_turned_away():
     for found in (subject("AM"), subject("AR")):
         with pytest.raises(NotApplicableError, match="experts"):
             measure(found)
-
-
-def test_a_hook_in_place_acts():
-    found = subject(options={"E.n_experts": 24})
-    module = found.model.blocks[1].mlp
-    assert isinstance(module, RetrievedExperts)
-    with torch.no_grad():
-        module.row_keys.zero_()
-        module.column_keys.zero_()
-    layer = collect_choices(found.model, found.batch)[1]
-    assert layer.zero_keys
-    assert (layer.indices == layer.indices[0]).all()

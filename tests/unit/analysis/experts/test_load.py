@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from analysis.base import NotApplicableError, Subject
 from analysis.experts.load import (
     ExpertChoices,
     LoadByRank,
     LoadComparison,
-    Spread,
     bound_standing,
     choose_ranks,
-    compare_loads,
     draw_layers,
     find_expert_layers,
     measure,
@@ -26,11 +23,11 @@ from analysis.experts.load import (
     record_choices,
 )
 from analysis.plain import to_plain
-from lab.layers.printed.cdmoe import FloorSquareCDMoE
 from lab.layers.retrieval import RetrievedExperts
 from lab.layers.routed import RoutedMoE
 from lab.models import LanguageModel, build
 from tasks.mqar import MQAR
+from tests.unit.analysis.cases.experts import choose
 
 TASK = MQAR(seq_len=16, vocab_size=32)
 BATCH = TASK.batch(split="test", size=24)
@@ -50,16 +47,8 @@ def random_choices(tokens: int, heads: int, k: int, n_experts: int, seed: int = 
     """Uniform choices: each head and token draws k distinct experts."""
     rng = np.random.default_rng(seed)
     scores = rng.random((tokens, heads, n_experts))
-    return ExpertChoices(
-        layer=0,
-        kind="CDMoE",
-        n_experts=n_experts,
-        indices=np.argsort(scores, axis=-1)[..., :k].astype(np.int32),
-        weights=rng.normal(size=(tokens, heads, k)),
-        margins=np.ones((tokens, heads)),
-        tied=np.zeros((tokens, heads), dtype=bool),
-        ids=np.arange(tokens),
-    )
+    found = choose(np.argsort(scores, axis=-1)[..., :k], n_experts)
+    return replace(found, weights=rng.normal(size=(tokens, heads, k)))
 
 
 @pytest.mark.parametrize("stack", ["AE", "AP", "AR", "AX"])
@@ -131,21 +120,20 @@ def test_load_is_the_loop_over_choices():
             counts[expert] += 1
             weighted[expert] += abs(w)
     standing = [e for e in range(20) if served[e] >= 0.9 * 50]
-    assert found.standing == len(standing)
     assert found.standing_share == pytest.approx(sum(counts[e] for e in standing) / 600)
     assert found.twice == pytest.approx(twice / 600)
     assert found.overlap == pytest.approx(np.mean(jaccard))
-    for spread, loads in ((found.choices, counts), (found.weighted, weighted)):
-        p = [x / sum(loads) for x in loads]
-        assert spread.used == sum(x > 0 for x in p) / 20
-        assert spread.effective == pytest.approx(math.exp(-sum(x * math.log(x) for x in p if x)))
-        assert spread.top == pytest.approx(sum(sorted(p)[-12:]))
-    ranked = sorted(counts, reverse=True)
-    expected = [ranked[rank - 1] / (600 / 20) for rank in choose_ranks(20)]
-    np.testing.assert_allclose(found.by_rank, expected)
+    p = [x / sum(counts) for x in counts]
+    assert found.choices.used == sum(x > 0 for x in p) / 20
+    assert found.choices.effective == pytest.approx(math.exp(-sum(x * math.log(x) for x in p if x)))
+    assert found.choices.top == pytest.approx(sum(sorted(p)[-12:]))
+    for curve, loads in ((found.by_rank, counts), (found.weighted_by_rank, weighted)):
+        ranked = sorted(loads, reverse=True)
+        expected = [ranked[rank - 1] / (sum(loads) / 20) for rank in choose_ranks(20)]
+        np.testing.assert_allclose(curve, expected)
 
 
-@pytest.mark.parametrize(("heads", "k", "n_experts"), [(4, 8, 64), (1, 2, 4), (2, 1, 300)])
+@pytest.mark.parametrize(("heads", "k", "n_experts"), [(4, 8, 64), (1, 1, 40), (2, 1, 300)])
 def test_uniform_choice_is_its_own_null(heads, k, n_experts):
     """The stated chance values against choices that are uniform, each to its sampling error."""
     found = measure_load(random_choices(400, heads, k, n_experts), seed=5)
@@ -156,9 +144,10 @@ def test_uniform_choice_is_its_own_null(heads, k, n_experts):
     assert found.evenness == pytest.approx(1, abs=0.05)
     assert found.choices.gini == pytest.approx(found.uniform.gini, abs=0.05)
     assert found.choices.top == pytest.approx(found.uniform.top, abs=0.05)
-    if heads > 1:
-        assert found.twice == pytest.approx(found.twice_uniform, abs=error)
-        assert found.overlap == pytest.approx(found.overlap_uniform, abs=error)
+    both = [found.twice, found.overlap], [found.twice_uniform, found.overlap_uniform]
+    assert both[0] == pytest.approx(
+        both[1] if heads > 1 else [math.nan] * 2, abs=error, nan_ok=True
+    )
     low, high = found.band.T
     inside = (low - 1e-9 <= found.by_rank) & (found.by_rank <= high + 1e-9)
     # Pointwise 95 % bands from 40 draws; ranks go up and down together.
@@ -179,37 +168,11 @@ def test_standing_experts_of_random_choice_are_its_null(heads, k, n_experts, tok
     error = 4 * shares.std() / math.sqrt(60) + 1e-3
     assert shares.mean() == pytest.approx(found[0].standing_uniform, abs=error)
     assert not any(one.stands_out or one.collapsed for one in found)
-    assert "no more than chance can give" in compare_loads(found[:2]).says
 
 
-def test_a_null_of_standing_experts_is_a_binomial_tail():
-    q, most = 1 - (1 - 2 / 6) ** 3, 0.0
-    for served in range(18, 21):
-        ways = math.comb(20, served) * q**served * (1 - q) ** (20 - served)
-        most += ways * served / (20 * q)
-    assert bound_standing(6, 3, 2, 20, seed=0)[0] == pytest.approx(most)
+def test_the_null_of_standing_experts_at_both_ends():
     assert bound_standing(4, 1, 4, 20, seed=0) == (1.0, 1.0)
     assert bound_standing(1024, 8, 4, 2048, seed=0) == (pytest.approx(0, abs=1e-12), 0.0)
-
-
-def test_with_one_choice_a_token_usage_is_the_multinomial_null():
-    found = measure_load(random_choices(70, 1, 1, 40), seed=0)
-    assert found.uniform.used == pytest.approx(1 - (1 - 1 / 40) ** 70)
-    assert math.isnan(found.twice)
-    assert math.isnan(found.overlap)
-
-
-def test_numbers_of_experts_do_not_matter():
-    chosen = random_choices(60, 2, 3, 30)
-    chosen.indices[:20] %= 7
-    names = np.random.default_rng(1).permutation(30).astype(np.int32)
-    moved = measure_load(replace(chosen, indices=names[chosen.indices]), seed=0)
-    for name, value in vars(measure_load(chosen, seed=0)).items():
-        if isinstance(value, Spread):
-            for part, number in vars(value).items():
-                assert vars(getattr(moved, name))[part] == pytest.approx(number)
-        else:
-            assert getattr(moved, name) == pytest.approx(value)
 
 
 def test_a_planted_dead_expert_is_found():
@@ -224,26 +187,14 @@ def test_a_planted_dead_expert_is_found():
     assert max(line.x[~np.isnan(line.y)]) == 15
 
 
-def test_experts_that_no_key_reaches_are_never_used():
-    lm = model("AE")
-    torch.manual_seed(0)
-    layer = FloorSquareCDMoE(16, n_experts=42, k=3)
-    lm.blocks[0].mlp = layer
-    (chosen,) = record_choices(lm, BATCH)
-    assert chosen.n_experts == 42
-    assert measure_load(chosen, seed=0).choices.used <= 36 / 42
-
-
 def test_zero_keys_are_a_tie_and_a_collapse():
     loads, comparison = measure(subject("AE*2", **{"E.key_init": "zeros"}))
     assert isinstance(loads, LoadByRank)
     assert isinstance(comparison, LoadComparison)
     for one in loads.layers:
         assert one.collapsed
-        assert (one.tied, one.margin, one.overlap, one.standing) == (1, 0, 1, 3)
+        assert (one.tied, one.margin, one.overlap) == (1, 0, 1)
         assert one.choices.effective == pytest.approx(3)
-    assert loads.says.startswith("Collapsed: in layers 0, 1")
-    assert "100.0 % of layer 0's" in loads.says
     assert comparison.numbers().rows == (("0", "100.0 %", "0"), ("1", "100.0 %", "0"))
 
 
@@ -251,12 +202,12 @@ def test_zero_keys_are_a_tie_and_a_collapse():
 def test_an_untrained_layer_is_not_called_collapsed(stack):
     loads, comparison = measure(subject(stack))
     assert isinstance(loads, LoadByRank)
+    assert isinstance(comparison, LoadComparison)
     for one in loads.layers:
         assert not one.collapsed
         assert one.tied < 0.01
         assert one.margin > 0
-    assert "ollapsed" not in loads.says
-    assert "no more than chance can give" in comparison.says
+    assert not any(one.stands_out for one in comparison.loads)
 
 
 def test_a_planted_coalition_is_found():
@@ -265,29 +216,24 @@ def test_a_planted_coalition_is_found():
     faithful = rng.random(400) < 0.95
     chosen.indices[faithful, 0] = [57, 58, 59]
     found = measure_load(chosen, seed=0)
-    assert found.standing == 3
     assert 0.45 < found.standing_share < 0.55
     assert not found.collapsed
     chosen.indices[faithful, 1] = [57, 58, 59]
     assert measure_load(chosen, seed=0).collapsed
-    both = tuple(replace(measure_load(chosen, seed=0), layer=layer) for layer in (0, 4))
-    assert LoadByRank(both).says.startswith("Collapsed: in layers 0, 4")
 
 
-def test_weights_that_are_all_zero_have_no_spread():
+def test_weights_that_are_all_zero_are_drawn():
     chosen = random_choices(50, 2, 3, 20)
     found = measure_load(replace(chosen, weights=np.zeros_like(chosen.weights)), seed=0)
-    assert math.isnan(found.weighted.effective)
-    assert not math.isnan(found.choices.effective)
+    assert not found.weighted_by_rank.any()
     assert LoadByRank((found,)).figure().to_dict()["data"]
 
 
-@pytest.mark.parametrize("stack", ["AE", "AR", "AE AP AM AX", "NX*9"])
+@pytest.mark.parametrize("stack", ["AE AP AR AX", "NX*9"])
 def test_every_result_is_json_words_and_a_figure(stack):
     for result in measure(subject(stack)):
         json.dumps(to_plain(result), allow_nan=False)
         assert "by_rank" not in str(to_plain(result))
-        assert "nan" not in result.says
         assert len((result.figure().to_json() or "").encode()) < 200_000
 
 
@@ -295,12 +241,3 @@ def test_of_many_layers_four_have_a_name():
     lines = draw_layers([(layer, np.ones(1), np.ones(1)) for layer in (1, *range(3, 12))])
     assert [line.name for line in lines if line.name] == [f"layer {i}" for i in (1, 5, 8, 11)]
     assert {line.look for line in lines} == {-1, 0, 1, 2, 3}
-
-
-def test_hooks_act_on_what_is_measured():
-    lm = model("AE")
-    (module,) = find_expert_layers(lm).values()
-    assert isinstance(module, RetrievedExperts)
-    with lm.hooks([("blocks.0.mlp.hook_subkey_scores", lambda scores, _: scores * 0)]):
-        (chosen,) = record_choices(lm, BATCH)
-    assert measure_load(chosen, seed=0).collapsed

@@ -1,7 +1,5 @@
 """How experts came about: from planted histories, step 0 included."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,13 @@ from analysis.experts.load import ExpertChoices, find_expert_layers
 from analysis.experts.training import (
     measure,
     measure_membership,
-    measure_saturation,
 )
-from analysis.plain import to_plain
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.retrieval import RetrievedExperts
 from lab.training.checkpoint import keep_weights
 from lab.training.run import Run
 from tasks.mqar import MQAR
+from tests.unit.analysis.cases.experts import choose
 
 TASK = MQAR(seq_len=16, vocab_size=32)
 OPTIONS = {"E.n_experts": 42, "E.k": 3, "E.n_retrieval_heads": 2}
@@ -53,59 +50,20 @@ def test_zero_keys_are_a_collapse_at_step_0_and_keys_end_it(tmp_path):
     assert course.saturation[0, 1:].tolist() == [1, 1]
     assert course.saturation[0, 0] < 0.5
     assert course.saturation_uniform.tolist() == [3 / 42]
-    assert "effective experts at step 0 and" in course.says
     row = course.numbers().rows[0]
     assert row[3].startswith("100.0 % → ")
     assert row[4] == "from step 10"
-
-
-def test_random_weights_are_as_alike_as_random_choices(tmp_path):
-    made = run(tmp_path, "AE NE")
-    other = made.build()
-    for weights in other.parameters():
-        torch.nn.init.normal_(weights, generator=torch.Generator().manual_seed(5))
-    keep_weights(made, 5, other)
-    (course,) = measure(subject(made))
-    # Few rows of a few tokens: far from 1, near 3/42 = 0.07.
-    assert (course.saturation[:, 0] < 0.25).all()
-    assert (course.standing == 0).all()
-    assert "coalition" not in course.says
-    json.dumps(to_plain(course), allow_nan=False)
-    levels = [trace for trace in course.figure().to_dict()["data"] if trace["name"] == "layer 1"]
-    assert len(levels) == 5
-    assert (course.membership[:, -1] == 1).all()
-    assert (course.membership[:, 0] < 0.5).all()
 
 
 def test_membership_is_of_the_most_loaded():
     def leading(first: int) -> ExpertChoices:
         indices = np.full((20, 1, 2), first, np.int32) + np.arange(2, dtype=np.int32)
         indices[0] = [8, 9]
-        ones = np.ones((20, 1, 2))
-        parts = indices, ones, ones[..., 0], ones[..., 0] < 0
-        return ExpertChoices(0, "CDMoE", 10, *parts, np.arange(20))
+        return choose(indices, 10)
 
     assert measure_membership(leading(1), leading(1)) == 1
     assert measure_membership(leading(1), leading(2)) == pytest.approx(1 / 3)
     assert measure_membership(leading(1), leading(3)) == 0
-
-
-def test_saturation_is_the_loop():
-    rng = np.random.default_rng(0)
-
-    def pick() -> ExpertChoices:
-        indices = rng.random((20, 2, 9)).argsort(-1)[..., :4].astype(np.int32)
-        ones = np.ones((20, 2, 4))
-        parts = indices, ones, ones[..., 0], ones[..., 0] < 0
-        return ExpertChoices(0, "CDMoE", 9, *parts, np.arange(20))
-
-    now, last = pick(), pick()
-    shares = [
-        len(set(a.tolist()) & set(b.tolist())) / 4
-        for a, b in zip(now.indices.reshape(-1, 4), last.indices.reshape(-1, 4), strict=True)
-    ]
-    assert measure_saturation(now, last) == pytest.approx(np.mean(shares))
-    assert measure_saturation(now, now) == 1
 
 
 def test_where_there_is_no_course(tmp_path):

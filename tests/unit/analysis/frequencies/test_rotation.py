@@ -11,7 +11,6 @@ from analysis.frequencies.rotation import (
     average_sizes,
     link_edges,
     measure_rotated_sides,
-    multiply_sides,
     sample_edges,
     sample_placebo,
 )
@@ -79,23 +78,6 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     )
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
-
-
-@pytest.mark.parametrize("case", ["shared keys", "SSD in tiled groups"])
-@torch.no_grad()
-def test_edges_have_the_scores_of_the_layer(case):
-    stack, options = CASES[case]
-    given = build_subject(stack, options)
-    edges = link_edges(given.batch, "query_pos", "value_pos")
-    assert (edges.targets > edges.sources).all()
-    [(found, products)] = measure_rotated_sides(
-        given.model, given.batch, lambda r: (r, multiply_sides(r, edges))
-    )
-    score, _ = score_directly(found, given.model, given.batch)
-    added = (products * found.turn(edges.lags)[:, None]).real
-    for e, (b, t, s) in enumerate(zip(edges.rows, edges.targets, edges.sources, strict=True)):
-        for h, c in enumerate(found.groups):
-            assert added[e, c].sum().item() == pytest.approx(score[b, h, t, s].item(), abs=1e-10)
 
 
 def test_a_placebo_has_the_lags_and_rows_of_its_edges():

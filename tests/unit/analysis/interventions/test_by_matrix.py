@@ -26,16 +26,6 @@ from tests.ssd_variants import moved as ssd_moved
 
 @every_mixer
 @torch.no_grad()
-def test_the_matrix_unedited_is_the_layer(mixer):
-    model = stack(mixer(), mixer())
-    plain = model(TOKENS)
-    with edit_matrix(model, 1, lambda matrix, rows: matrix):
-        torch.testing.assert_close(model(TOKENS), plain, rtol=1e-10, atol=1e-10)
-    assert torch.equal(model(TOKENS), plain)
-
-
-@every_mixer
-@torch.no_grad()
 def test_an_edited_matrix_is_applied_by_loops(mixer):
     layer = mixer()
     model = stack(layer)

@@ -119,29 +119,6 @@ def test_a_blocked_edge_of_an_ssd_is_one_read_without_one_write(options):
         torch.testing.assert_close(mixed(model), expected, rtol=1e-10, atol=1e-10)
 
 
-@torch.no_grad()
-def test_an_ssd_s_decay_still_passes_over_a_blocked_write():
-    """Later reads keep what is blocked for one: only the read's own row changes."""
-    model = stack(ssd_moved())
-    before = mixed(model)
-    with block_edges(model, 0, [5], [3]):
-        after = mixed(model)
-    changed = (after - before).abs().amax((0, 2)) > 1e-12
-    assert changed.nonzero().flatten().tolist() == [5]
-
-
-@every_mixer
-@torch.no_grad()
-def test_a_row_left_without_edges_mixes_nothing(mixer):
-    layer = mixer()
-    model = stack(layer)
-    x = given(model)
-    with block_edges(model, 0, [2, 2, 2], [0, 1, 2]):
-        after = mixed(model)[:, 2]
-    nothing = layer.project(x, torch.zeros_like(layer.values(x)))[:, 2]
-    torch.testing.assert_close(after, nothing, rtol=0, atol=1e-14)
-
-
 @every_attention
 @torch.no_grad()
 def test_edges_and_hooks_in_one_mixer(mixer):

@@ -82,13 +82,6 @@ def test_every_point_is_patched_where_it_says(everything, rows, positions, names
 
 
 @torch.no_grad()
-def test_a_whole_patched_residual_stream_is_the_other_run(everything):
-    model, _, other = everything
-    with patch(model, "blocks.1.hook_resid_post", other["blocks.1.hook_resid_post"]):
-        torch.testing.assert_close(model(TOKENS), model(TOKENS.flip(0)), rtol=1e-10, atol=1e-10)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_every_point_is_ablated_to_what_it_says(everything, how):
     model, clean, _ = everything
@@ -189,18 +182,6 @@ def test_decoding_intervenes_at_the_positions_of_whole_rows(make, rows, position
             with change():
                 found, asked = decode(model, TOKENS, keep), decode(model, TOKENS, keep, whole=True)
             torch.testing.assert_close(found, asked, rtol=1e-9, atol=1e-9, msg=name)
-
-
-@torch.no_grad()
-def test_position_0_of_the_last_norm_is_no_other_token(everything):
-    """Nothing moves between positions after it: only the first token's logits may change."""
-    model, _, _ = everything
-    with ablate(model, "norm_final.hook_normalized", positions=[0]):
-        torch.testing.assert_close(
-            decode(model, TOKENS), model.prefill(TOKENS)[0][:, 4:], rtol=1e-9, atol=1e-9
-        )
-        changed = model(TOKENS)[:, 0]
-    assert (changed == 0).all()
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 Nothing is invented where there is nothing to see.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -44,15 +43,14 @@ from tests.unit.analysis.matrices.planted_heads import (
 )
 
 
-def detect(matrix: Tensor, kind: str, tokens: list[int]) -> tuple[float, float]:
-    """Return Σ A·P / Σ A, the detector's "mul", and the same over rows in which P has any."""
-    pattern, hit, mass, able = build_pattern(kind, tokens), 0.0, 0.0, 0.0
+def detect(matrix: Tensor, kind: str, tokens: list[int]) -> float:
+    """Return Σ A·P / Σ A over rows in which P has any, the detector's "mul"."""
+    pattern, hit, able = build_pattern(kind, tokens), 0.0, 0.0
     for i in range(len(tokens)):
         row = [abs(a) for a in matrix[i].tolist()]
         hit += sum(a * p for a, p in zip(row, pattern[i], strict=True))
-        mass += sum(row)
         able += sum(row) if any(pattern[i]) else 0.0
-    return hit / mass, hit / able
+    return hit / able
 
 
 @pytest.mark.parametrize("block", [2**22, 30])
@@ -63,52 +61,27 @@ def test_scores_are_transformer_lenses_by_loops(block, monkeypatch):
     found = sum_planted_row(matrix)
     for h in range(2):
         for p, kind in enumerate(PATTERNS):
-            score, share = detect(matrix[h], kind, TOKENS.tolist())
-            on = float(found["on_patterns"][h, p])
-            assert on / float(found["mass"][h]) == pytest.approx(score, rel=1e-5)
-            assert on / float(found["with_patterns"][h, p]) == pytest.approx(share, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", PATTERNS)
-def test_a_planted_head_has_a_share_of_one(kind):
-    pattern = torch.tensor(build_pattern(kind, TOKENS.tolist()))
-    # Rows without such a position look at themselves, and say nothing of the head.
-    matrix = torch.where(pattern.sum(-1, keepdim=True) > 0, pattern, torch.eye(10))
-    found = sum_planted_row(-matrix[None])
-    share = found["on_patterns"] / found["with_patterns"]
-    assert share[0, PATTERNS.index(kind)] == pytest.approx(1.0)
+            share = float(found["on_patterns"][h, p] / found["with_patterns"][h, p])
+            expected = detect(matrix[h], kind, TOKENS.tolist())
+            assert share == pytest.approx(expected, rel=1e-5)
 
 
 def test_chance_is_the_loop_over_a_uniform_matrix():
     uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
-    score, share = compute_uniform_shares(TOKENS)
-    for p, kind in enumerate(PATTERNS):
-        expected = detect(uniform, kind, TOKENS.tolist())
-        # Σ over rows of the share, not of mass, for a matrix whose rows all have a mass of 1.
-        assert (float(score[p]), float(share[p])) == pytest.approx(expected, rel=1e-5)
-
-
-def test_without_repeats_there_is_no_chance_of_a_duplicate():
-    share = compute_uniform_shares(torch.arange(6))[1]
+    expected = [detect(uniform, kind, TOKENS.tolist()) for kind in PATTERNS]
+    assert compute_uniform_shares(TOKENS).tolist() == pytest.approx(expected, rel=1e-5)
+    # Without repeats there is no chance of a duplicate.
+    share = compute_uniform_shares(torch.arange(6))
     assert share.isnan().tolist() == [False, True, True, False]
 
 
-def test_entropy_is_torchs_and_a_uniform_row_has_as_many_keys_as_it_sees():
+def test_effective_keys_are_of_torchs_entropy_over_rows_with_mass():
     matrix = draw_matrix()
+    expected = Categorical(probs=matrix.abs()).entropy().exp()
+    torch.testing.assert_close(sum_planted_row(matrix)["effective_keys"], expected.mean(-1))
+    matrix[:, 5:] = 0
     found = sum_planted_row(matrix)
-    expected = Categorical(probs=matrix.abs()).entropy()
-    torch.testing.assert_close(found["entropy"], expected.mean(-1))
-    torch.testing.assert_close(found["effective_keys"], expected.exp().mean(-1))
-    uniform = sum_planted_row(torch.ones(1, 10, 10).tril() * 0.3)
-    assert float(uniform["effective_keys"]) == pytest.approx(np.arange(1, 11).mean(), rel=1e-5)
-
-
-def test_a_row_without_mass_counts_for_nothing():
-    matrix = torch.ones(1, 10, 10).tril()
-    matrix[0, 5:] = 0
-    found = sum_planted_row(matrix)
-    assert float(found["effective_keys"]) == pytest.approx(3.0, rel=1e-5)
-    assert float(found["entropy"]) == pytest.approx(math.log(120) / 5, rel=1e-5)
+    torch.testing.assert_close(found["effective_keys"], expected[:, :5].mean(-1))
 
 
 def test_distance_is_the_loop():
@@ -119,15 +92,6 @@ def test_distance_is_the_loop():
     expected = torch.tensor(far) / matrix.abs().sum((1, 2))
     torch.testing.assert_close(sum_planted_row(matrix)["distance"], expected)
     assert sum_planted_row(torch.eye(10).roll(1, 0).tril()[None])["distance"] == 1
-
-
-def test_neither_sign_nor_scale_nor_the_name_of_a_token_matters():
-    matrix, signs = draw_matrix(), torch.randn(10, 10).sign()
-    renamed = torch.randperm(32)[TOKENS]
-    found, other = sum_planted_row(matrix), sum_planted_row(-3 * matrix * signs, renamed)
-    for name in ("entropy", "effective_keys", "distance"):
-        torch.testing.assert_close(found[name], other[name])
-    torch.testing.assert_close(other["on_patterns"], 3 * found["on_patterns"])
 
 
 def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
@@ -157,19 +121,8 @@ def test_planted_heads_are_named_and_uniform_ones_are_not(monkeypatch):
     assert isinstance(reach, HeadReach)
     np.testing.assert_allclose(scores.shares, np.tile(scores.chance, (4, 1)), rtol=1e-5)
     np.testing.assert_allclose(reach.effective_keys, reach.uniform_keys, rtol=1e-5)
-    np.testing.assert_allclose(reach.entropy, reach.uniform_entropy, rtol=1e-5)
     np.testing.assert_allclose(reach.distance, reach.uniform_distance, rtol=1e-5)
     assert scores.find_patterns() == []
-
-
-@pytest.mark.parametrize("stack", ["AM IM", "SM SM"])
-def test_a_random_model_shows_no_pattern(stack):
-    scores, _ = heads.measure(build_subject(stack, rows=16))
-    assert isinstance(scores, HeadScores)
-    assert scores.rows == 16
-    assert (scores.half_widths > 0).all()
-    # A fresh SSD layer decays: what is near is all it sees, the token before included.
-    assert {PATTERNS[p] for _, p in scores.find_patterns()} <= {"previous token"}
 
 
 def test_intervals_are_of_the_mean_over_rows():
@@ -207,10 +160,8 @@ def test_a_single_row_is_sure_of_no_head_and_no_recall(monkeypatch):
     scores, _ = heads.measure(found)
     assert isinstance(scores, HeadScores)
     assert scores.find_patterns() == []
-    assert scores.says.startswith("Undecided, because one row of the batch has no interval")
     [result] = rollout.measure(found)
     assert np.isnan(result.interval).all()
-    assert result.says.startswith("It is uncertain whether recall shows")
 
 
 def test_heads_without_mass_are_said_to_have_none():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from analysis.base import NotApplicableError
 from analysis.matrices import heads, rollout
@@ -18,24 +18,12 @@ from tests.unit.analysis.matrices.planted_heads import (
 )
 
 
-class Opaque(nn.Module):
-    """A mixer that offers no matrix."""
-
-    def __init__(self, d_model: int):
-        super().__init__()
-        self.line = nn.Linear(d_model, d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.line(x)
-
-
-@pytest.mark.parametrize("stack", ["NM", "UM"])
-def test_without_a_matrix_nothing_applies(stack, monkeypatch):
-    model = build_with_mixer(monkeypatch, Opaque, f"UM {stack}" if stack == "NM" else stack)
+def test_without_a_matrix_nothing_applies(monkeypatch):
+    model = build_with_mixer(monkeypatch, nn.Identity, "UM NM")
     found = build_subject(model=model)
     with pytest.raises(NotApplicableError, match="no block has a mixer that offers a matrix"):
         heads.measure(found)
-    with pytest.raises(NotApplicableError, match="layer 0, Opaque, offers no matrix"):
+    with pytest.raises(NotApplicableError, match="layer 0, Identity, offers no matrix"):
         rollout.measure(found)
     none = build("NM", vocab_size=32, d_model=16)
     with pytest.raises(NotApplicableError, match="no block has a sequence mixer"):
@@ -68,7 +56,6 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     plant(model, 1, found.batch, ("induction", "induction"))
     [result] = rollout.measure(found)
     assert 0.1 < result.on_value.mean() <= 0.25 + 1e-6
-    assert result.says.startswith("Recall shows")
     for layer in (0, 1):
         module = model.get_submodule(f"blocks.{layer}.mixer")
         assert isinstance(module, GivenMatrix)
@@ -76,7 +63,4 @@ def test_rollout_finds_a_planted_induction_circuit(monkeypatch):
     [result] = rollout.measure(found)
     assert result.on_value.mean() == pytest.approx(result.uniform_value, rel=1e-5)
     assert result.on_self.mean() == pytest.approx(result.uniform_self, rel=1e-5)
-    assert result.says.startswith("No recall shows")
     assert "shown" not in to_plain(result)
-    figure = result.figure().to_dict()
-    assert [trace["type"] for trace in figure["data"]].count("heatmap") == 1

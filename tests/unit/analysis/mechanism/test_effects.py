@@ -23,8 +23,8 @@ from analysis.mechanism.effects import (
     restore,
 )
 from analysis.scoring import scored
-from lab.laws import MatrixMixer
 from lab.layers.attention import Attention
+from lab.layers.mixer import MatrixMixer
 from lab.models import Block, build
 from tests import mechanisms
 from tests.unit.analysis.mechanism.planted import (

@@ -10,8 +10,7 @@ import torch
 from analysis import state_space
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import BlockMixer
-from analysis.plain import to_plain
-from analysis.state_space import DECADES, Contexts, Magnitudes, RoleMeans, StateMemory
+from analysis.state_space import DECADES, Magnitudes, RoleMeans, StateMemory
 from analysis.state_space import rank as state_rank
 from analysis.state_space.rank import StateSpectrum
 from analysis.state_space.recurrence import Recurrence
@@ -36,34 +35,20 @@ def subject(stack: str = "SM AM SM", **options: Any) -> Subject:
     return Subject(TASK, model.eval(), TASK.batch(split="test", size=4))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"position": "none"}, {"position": "conv", "gate": "norm"}, {"n_groups": 2}],
-    ids=str,
-)
-def test_results_are_the_layers_and_can_be_shown(options):
+@pytest.mark.parametrize("options", [{"n_groups": 2}, {"position": "none"}], ids=str)
+def test_results_are_the_layers(options):
     found = subject(**options)
-    memory, contexts, roles, *magnitudes = state_space.measure(found)
+    memory, _, _, *magnitudes = state_space.measure(found)
     [spectrum] = state_rank.measure(found)
     assert isinstance(memory, StateMemory)
-    assert isinstance(contexts, Contexts)
-    assert isinstance(roles, RoleMeans)
     assert isinstance(spectrum, StateSpectrum)
     assert memory.layers.tolist() == [0, 0, 2, 2]
     assert memory.heads.tolist() == [0, 1, 0, 1]
     assert memory.initial is None
     assert (memory.half_life == np.inf).all() == (options.get("position") == "none")
     assert [m.layer for m in magnitudes if isinstance(m, Magnitudes)] == [0, 2]
-    assert (spectrum.rank <= spectrum.bound).all()
-    assert (spectrum.effective_rank <= spectrum.rank + 1e-3).all()
     assert spectrum.splits.tolist() == list(range(1, 16))
     assert spectrum.bound.tolist() == [[min(m, 16 - m, 4)] * 4 for m in range(1, 16)]
-    np.testing.assert_allclose(memory.content + memory.decay + memory.covariance, 1.0)
-    for result in (memory, contexts, roles, *magnitudes, spectrum):
-        assert result.figure()
-        assert result.says.endswith(".")
-        assert not {"nan", "inf"} & set(result.says.split())
-        to_plain(result)
 
 
 def test_means_by_role_are_the_loop():

@@ -1,17 +1,14 @@
 """Choices are the layers' own, planted ones are measured as what they are, a history as it went."""
 
-import json
 import math
 from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from analysis import value_usage
 from analysis.base import NotApplicableError
-from analysis.plain import to_plain
 from analysis.value_usage.choices import (
     LayerUsage,
     ValueChoices,
@@ -24,10 +21,7 @@ from analysis.value_usage.choices import (
     measure_usage,
     record_choices,
 )
-from analysis.value_usage.swaps import Swaps
-from lab.layers.inner_function import InnerFunctionAttention
 from lab.models import build
-from tasks.mqar import VALUE
 from tests.unit.analysis.value_usage.models import (
     ROLES,
     TASK,
@@ -71,19 +65,12 @@ def test_expected_churn_is_the_mean_over_all_orders():
     assert expect_churn(before, after) == pytest.approx(expected)
 
 
-def test_roles_that_are_not_there_are_no_number():
-    assert np.isnan(measure_loads(np.zeros((0, 2), np.int64), 4)).all()
-    assert (ROLES == VALUE).any()
-
-
 def measure_planted(indices: np.ndarray, n_values: int = 4) -> LayerUsage:
     """Measure these choices [b t], with scores that rank the chosen first by a margin of 1."""
     scores = np.zeros((*indices.shape, n_values), np.float32)
     np.put_along_axis(scores, indices[..., None], 1.0, -1)
-    module = build_model().blocks[0].mixer
-    assert isinstance(module, InnerFunctionAttention)
     chosen = ValueChoices(indices[..., None], scores)
-    return measure_usage(0, module, chosen, ROLES, 4, np.random.default_rng(0))
+    return measure_usage(0, chosen, ROLES, 4, np.random.default_rng(0))
 
 
 def test_uniform_choice_is_uniform():
@@ -108,8 +95,6 @@ def test_a_choice_by_role_tells_the_whole_role():
 def test_a_choice_at_random_tells_nothing():
     found = measure_planted(np.random.default_rng(3).integers(0, 4, ROLES.shape))
     assert not found.role.shows
-    assert abs(found.role.corrected) < found.role.information
-    assert found.role.null == pytest.approx(9 / (2 * ROLES.size), rel=0.2)
 
 
 def test_a_choice_by_band_tells_the_band():
@@ -125,14 +110,6 @@ def test_one_value_for_all_is_one_value():
     assert found.gini == pytest.approx(0.75)
 
 
-def test_what_a_label_can_tell_is_bounded_by_the_lesser_entropy():
-    found = measure_planted(ROLES % 2)
-    share = np.bincount(ROLES.ravel() % 2) / ROLES.size
-    entropy = -(share * np.log(share)).sum()
-    assert found.role.information == pytest.approx(entropy)
-    assert found.role.bound == pytest.approx(entropy)
-
-
 def test_zero_keys_tie_and_choose_one_value():
     options = {"I.n_values": 4, "I.key_init": "zeros"}
     built = build("IN", vocab_size=64, d_model=16, options=options).eval()
@@ -140,7 +117,7 @@ def test_zero_keys_tie_and_choose_one_value():
     assert isinstance(uses, ValueUses)
     for layer in uses.layers:
         assert (layer.ties, layer.used, layer.effective) == (1, 1, 1)
-        assert (layer.margins == 0).all()
+        assert layer.margin == 0
 
 
 def test_history_begins_with_ties(tmp_path):
@@ -149,7 +126,6 @@ def test_history_begins_with_ties(tmp_path):
     past = results[1]
     assert isinstance(past, ValueHistory)
     assert past.steps.tolist() == [0, 1, 2]
-    assert past.zero_keys
     assert past.used.tolist()[:2] == [1, 1]
     assert past.ties.tolist() == [1, 1, 0]
     assert past.churn[1] == 0
@@ -159,30 +135,6 @@ def test_history_begins_with_ties(tmp_path):
     assert past.churn_dealt[2] == pytest.approx(past.churn[2])
     low, high = past.churn_interval[2]
     assert 0 < low <= past.churn[2] <= high <= 1
-    assert "1 of 4 values at step 0 (scores tie for 100.0 % of the tokens)" in past.says
-
-
-def test_every_finding_is_described_drawn_and_recorded(tmp_path):
-    run = build_run(tmp_path)
-    results = value_usage.measure(replace(build_subject(run.load_model(2)), run=run))
-    assert [type(result) for result in results] == [ValueUses, ValueHistory, Swaps]
-    for result in results:
-        assert "nan" not in result.says
-        json.dumps(to_plain(result), allow_nan=False)
-        assert isinstance(result.figure(), go.Figure)
-
-
-def test_many_values_and_layers_stay_readable():
-    built = build("IN", vocab_size=64, d_model=16, options={"I.n_values": 40, "I.k": 3}).eval()
-    uses, swaps = value_usage.measure(build_subject(built))
-    assert isinstance(uses, ValueUses)
-    assert isinstance(swaps, Swaps)
-    [layer] = uses.layers
-    assert layer.shares.sum() == pytest.approx(3)
-    many = replace(uses, layers=tuple(replace(layer, layer=i) for i in range(6)))
-    assert len(many.numbers().rows) == 4
-    for result, panels in ((many, 4), (swaps, 1)):
-        assert len({trace["yaxis"] for trace in result.figure().to_dict()["data"]}) == panels
 
 
 def test_a_model_without_values_is_not_measured():

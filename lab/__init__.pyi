@@ -1,0 +1,8 @@
+from lab.api.options import AnalyzeOptions as AnalyzeOptions
+from lab.api.run import analyze as analyze
+from lab.api.run import open as open
+from lab.api.sweeping import sweep as sweep
+from lab.api.training import train as train
+from lab.laws import certify as certify
+
+__version__: str

@@ -1,0 +1,229 @@
+"""What tasks are at their defaults, their roles and tokens, and the options they refuse."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tasks import TASKS
+from tasks.base import IGNORE
+from tasks.meanings import MEANINGS
+from tasks.mixture import MAX_SETTINGS
+from tasks.schedule import Schedule
+from tests.task_cases import PAIRS
+
+DEFAULTS: dict[str, tuple[dict[str, Any], float]] = {
+    "mqar": (
+        {"seq_len": 256, "vocab_size": 8192, "n_pairs": None, "power": 0.01, "fillers": "any"},
+        1 / 4096,
+    ),
+    "overwrite": (
+        {"seq_len": 256, "n_pairs": 16, "rewrites": 3, "spacing": None, "vocab_size": 8192},
+        1 / 4096,
+    ),
+    "compositional": ({"seq_len": 256, "n_pairs": 36, "vocab_size": 8192}, 1 / 4096),
+    "hops": ({"seq_len": 256, "n_pairs": 32, "hops": 2, "vocab_size": 8192}, 1 / 8186),
+    "fuzzy": (
+        {"seq_len": 256, "n_pairs": 16, "max_key_len": 3, "max_value_len": 3, "vocab_size": 64},
+        1 / 32,
+    ),
+    "induction": ({"seq_len": 256, "vocab_size": 16}, 1 / 15),
+    "language": ({"min_states": 4, "max_states": 12, "n_symbols": 18}, 1 / 18),
+    "bytes": ({"path": None}, 1 / 256),
+}
+"""Options at their defaults and the chance level."""
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults(name: str):
+    task, (options, chance) = TASKS[name](), DEFAULTS[name]
+    assert {option: task.options[option] for option in options} == options
+    assert task.chance == chance
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "counts", "asked"),
+    [
+        ("mqar", {}, {"key": 64, "value": 64, "query": 64, "filler": 64}, "query"),
+        ("overwrite", {}, {"key": 64, "value": 64, "query": 16, "filler": 112}, "query"),
+        (
+            "compositional",
+            {},
+            {"first key": 72, "second key": 36, "value": 36, "query": 36, "filler": 76},
+            "query",
+        ),
+        (
+            "hops",
+            {},
+            {"source": 32, "target": 32, "hops": 1, "query": 32, "filler": 159},
+            "query",
+        ),
+        ("induction", {}, {"trigger": 1, "follower": 1, "query": 1, "filler": 253}, "query"),
+        (
+            "memorize",
+            {"seq_len": 33, "n_facts": 4_096, "vocab_size": 64},
+            {"key": 24, "query": 8, "padding": 1},
+            "query",
+        ),
+        ("selective_copy", {}, {"content": 16, "insert": 16, "blank": 224}, "insert"),
+    ],
+)
+def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
+    batch = (task := TASKS[name](**options)).batch(size=20)
+    role = {name: batch.roles == number for number, name in enumerate(task.role_names)}
+    assert {name: there.sum(1).unique().tolist() for name, there in role.items()} == {
+        name: [count] for name, count in counts.items()
+    }
+    assert (batch.targets != IGNORE).equal(role[asked])
+
+
+@pytest.mark.parametrize("name", ["overwrite", "compositional", "hops", "fuzzy", "selective_copy"])
+def test_what_is_not_used_is_zero(name: str):
+    batch = (task := TASKS[name]()).batch(size=20)
+    unused = batch.roles == len(task.role_names) - 1
+    assert unused.any()
+    assert unused.equal(batch.inputs == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shown"),
+    [
+        ("hops", {}, {0: "0", 1: "h1", 5: "h5", 6: "6"}),
+        ("flip_flop", {}, dict(enumerate("01wir"))),
+        ("selective_copy", {}, {0: "_", 1: "?", 2: "2"}),
+        ("word_problem", {"group": "Z60"}, {59: "59"}),
+        ("word_problem", {"group": "A5"}, {0: "01234"}),
+        ("memorize", {"vocab_size": 20}, {0: "?", 1: "0", 9: "8", 10: "v0", 19: "v9"}),
+        ("language", {}, {0: "|", 1: "a", 18: "r"}),
+        ("language", {"n_symbols": 27}, {27: "27"}),
+        ("bytes", {}, {97: "a", 126: "~", 10: "⏎", 9: "⇥", 32: "␣", 0: "x00", 233: "xe9"}),
+    ],
+)
+def test_tokens_are_shown(name: str, options: dict[str, Any], shown: dict[int, str]):
+    task = TASKS[name](**options)
+    assert {token: task.format_token(token) for token in shown} == shown
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("bytes", {"seq_len": 0}, r"seq_len=0: must be in 1 … 1048576"),
+    ("bytes", {"test_share": 0.95}, r"test_share=0\.95: must be in 0\.001 … 0\.9"),
+    ("bytes", {"test_share": float("nan")}, r"test_share=nan: must be in"),
+    ("bytes", {"path": "nowhere.txt"}, r"path='nowhere\.txt': No such file"),
+    ("bytes", {"path": 3}, "path=3: must be text"),
+    ("bytes", {"digest": ""}, r"digest=: path=None has changed since"),
+    (
+        "bytes",
+        {"path": __file__, "seq_len": 100_000},
+        r"path=.*short, \d+ of its \d+ bytes are train, must be ≥ seq_len \+ 1 = 100001",
+    ),
+    ("bytes", {"path": __file__, "seq_len": 2_000}, r"path=.* bytes are test, must be ≥"),
+    ("compositional", {"seq_len": 23}, r"seq_len=23: must be in 24 … .*a grid of 2 × 2"),
+    ("compositional", {"n_pairs": 49}, r"n_pairs=49: must be in 4 … 42 \(seq_len / 6\)"),
+    ("compositional", {"n_pairs": (4, 35)}, r"n_pairs=35: must be a square, 25 and 36 are near"),
+    ("compositional", {"vocab_size": 71}, r"=71: must be in 72 … 1073741824.*half of them values"),
+    ("copy", {"mode": "lookup"}, "mode='lookup': must be one of copy, prefix, suffix"),
+    ("copy", {"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576 \(mode=copy\)"),
+    ("copy", {"seq_len": 8, "mode": "prefix"}, "seq_len=8: must be in 9 …"),
+    ("copy", {"seq_len": 7, "mode": "suffix"}, "seq_len=7: must be in 8 …"),
+    ("copy", {"seq_len": 40, "shortest": 21}, "shortest=21: must be in 1 … 20"),
+    ("copy", {"shortest": 3, "mode": "suffix"}, "shortest=3: must be in 4 … 196"),
+    ("copy", {"vocab_size": 2}, "vocab_size=2: must be in 3 …"),
+    ("copy", {"repeats": False}, r"vocab_size=64: must be in 101 … .*no token twice in 100"),
+    ("copy", {"repeats": "no"}, "repeats='no': must be true or false"),
+    ("copy", {"query_len": 17}, "query_len=17: must be in 1 … 16"),
+    ("flip_flop", {"seq_len": 2}, "seq_len=2: must be in 4 …"),
+    ("flip_flop", {"seq_len": 31}, "seq_len=31: must be even"),
+    ("flip_flop", {"p_ignore": 1.5}, r"p_ignore=1\.5: must be in 0 … 1"),
+    ("flip_flop", {"p_ignore": float("nan")}, "p_ignore=nan: must be in 0 … 1"),
+    ("fuzzy", {"seq_len": 3}, r"seq_len=3: must be in 4 … .*a pair, twice"),
+    ("fuzzy", {"vocab_size": 5}, r"vocab_size=5: must be in 6 … 1073741824.*two tokens for keys"),
+    ("fuzzy", {"max_key_len": 7}, r"max_key_len=7: must be in 1 … 6 .*\^max_key_len ≤ 1073741824"),
+    ("fuzzy", {"vocab_size": 8192}, r"max_key_len=3: must be in 1 … 2 "),
+    ("fuzzy", {"seq_len": 6}, r"max_key_len=3: must be in 1 … 2 \(seq_len / 2 − 1"),
+    ("fuzzy", {"max_value_len": 126}, r"=126: must be in 1 … 125 \(seq_len / 2 − max_key"),
+    ("fuzzy", {"n_pairs": 22}, r"=22: must be in 1 … 21 \(seq_len / \(2·max_key_len \+ 2·max_v"),
+    ("fuzzy", {"vocab_size": 32}, r"n_pairs=16: must be in 1 … 15 .*vocab_size / 2 − 1"),
+    ("fuzzy", {"max_key_len": (1, 6)}, r"n_pairs=16: must be in 1 … 14"),
+    ("hops", {"hops": 6}, r"hops=6: must be in 1 … 5"),
+    ("hops", {"seq_len": 16}, r"seq_len=16: must be in 17 … .*hops \+ 2 pairs and slots"),
+    ("hops", {"n_pairs": 3}, r"n_pairs=3: must be in 4 … 63 \(hops \+ 2; \(seq_len − 1\) / 4\)"),
+    ("hops", {"hops": (2, 5), "n_pairs": 6}, r"n_pairs=6: must be in 7 … 63"),
+    ("hops", {"vocab_size": 37}, r"vocab_size=37: must be in 38 … 1073741824 \(n_pairs \+ 6\)"),
+    ("induction", {"seq_len": 2}, "seq_len=2: must be in 3 … 1048576"),
+    ("induction", {"vocab_size": 2}, "vocab_size=2: must be in 3 … 1073741824"),
+    ("language", {"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576"),
+    ("language", {"max_states": 65}, r"max_states=65: must be in 2 … 64"),
+    ("language", {"max_states": 3}, r"min_states=4: must be in 2 … 3 \(max_states\)"),
+    ("language", {"n_symbols": 3}, r"n_symbols=3: must be in 4 … 1048576"),
+    ("language", {"min_strings": 21}, r"min_strings=21: must be in 2 … 20 \(max_strings\)"),
+    ("language", {"max_strings": 1025}, r"max_strings=1025: must be in 2 … 1024"),
+    ("language", {"max_length": 0}, r"max_length=0: must be in 1 … 1024"),
+    ("memorize", {"n_facts": 0}, "n_facts=0: must be in 1 … 1048576"),
+    ("memorize", {"vocab_size": 4}, "vocab_size=4: must be in 6 …"),
+    ("memorize", {"vocab_size": 9}, "vocab_size=9: must be even"),
+    ("memorize", {"seq_len": 2}, r"seq_len=2: must be in 3 … 1048576 \(a fact takes 3 tokens\)"),
+    ("mqar", {"seq_len": 2}, r"seq_len=2: too short, must be ≥ 4"),
+    ("mqar", {"seq_len": 2**18, "vocab_size": 2**20}, r"=262144: too long, must be ≤ 131072"),
+    ("mqar", {"seq_len": 33}, r"seq_len=33: must be even"),
+    ("mqar", {"vocab_size": 256}, r"vocab_size=256: must be > seq_len=256"),
+    ("mqar", {"vocab_size": 2**31}, r"vocab_size=2147483648: .* ≤ 1073741824"),
+    ("mqar", {"vocab_size": 301}, r"vocab_size=301: must be even"),
+    ("mqar", {"n_pairs": 65}, r"n_pairs=65: must be in 1 … 64 .*longer seq_len"),
+    ("mqar", {"n_pairs": (4, 65)}, r"n_pairs=65: must be in 1 … 64"),
+    ("mqar", {"n_pairs": Schedule(1, 65, rows=10)}, r"n_pairs=65: must be in 1 … 64"),
+    ("mqar", {"n_pairs": ()}, r"n_pairs=\(\): must name at least one value"),
+    ("mqar", {"n_pairs": 2.5}, "n_pairs=2.5: must be a whole number"),
+    ("mqar", {"n_pairs": True}, "n_pairs=True: must be a whole number"),
+    ("mqar", {"n_pairs": (4, "4")}, "n_pairs='4': must be a whole number"),
+    (
+        "mqar",
+        {"n_pairs": tuple(range(1, 65)), "power": tuple(0.01 * i for i in range(1, 66))},
+        rf"n_pairs, power: make 4160 settings together, must be ≤ {MAX_SETTINGS}",
+    ),
+    ("mqar", {"power": 0.0}, r"power=0\.0: must be > 0"),
+    ("mqar", {"power": float("nan")}, r"power=nan: must be > 0 and finite"),
+    ("mqar", {"power": "x"}, "power='x': must be a number"),
+    ("mqar", {"fillers": "none"}, r"fillers='none': must be one of any, fresh, zero"),
+    ("overwrite", {"seq_len": 3}, r"seq_len=3: must be in 4 … "),
+    ("overwrite", {"rewrites": 127}, r"rewrites=127: must be in 0 … 126 \(seq_len / 2 − 2\)"),
+    ("overwrite", {"n_pairs": 26}, r"=26: must be in 1 … 25 \(seq_len / \(2·rewrites \+ 4\)\)"),
+    ("overwrite", {"spacing": 17}, r"spacing=17: must be in 1 … 16 \(n_pairs\)"),
+    ("overwrite", {"vocab_size": 127}, r"=127: must be in 128 … .*as many values as writes"),
+    ("overwrite", {"rewrites": 0, "vocab_size": 33}, r"vocab_size=33: must be in 34 … "),
+    ("selective_copy", {"seq_len": 1}, "seq_len=1: must be in 2 …"),
+    ("selective_copy", {"n_tokens": 0}, "n_tokens=0: must be in 1 … 128"),
+    ("selective_copy", {"seq_len": 31}, r"n_tokens=16: must be in 1 … 15 \(seq_len / 2\)"),
+    ("selective_copy", {"vocab_size": 3}, "vocab_size=3: must be in 4 …"),
+    ("word_problem", {"group": "A4"}, "group='A4': must be one of Z2, Z60, S5, A5"),
+    ("word_problem", {"seq_len": 1}, "seq_len=1: must be in 2 … 1048576"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "words"), BAD)
+def test_bad_options_are_named(unchecked, name: str, options: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=words):
+        TASKS[name](**options)
+    with pytest.raises(ValueError, match=rf"unknown option 'seqlen' of {name}\. Did you mean seq_"):
+        TASKS[name]().replace(seqlen=3)
+
+
+@pytest.mark.parametrize(("name", "options"), PAIRS, ids=str)
+def test_a_row_as_text_is_the_row_again(name, options):
+    batch = (task := TASKS[name](**options)).batch(split="test", size=2)
+    for part, row in zip(task.list_tasks(batch), batch.inputs, strict=True):
+        shown = part.to_str_tokens(row)
+        assert len(shown) == len(row)
+        assert torch.equal(part.to_tokens(shown), row[None])
+        assert torch.equal(part.to_tokens(" ".join(shown)), row[None])
+
+
+def test_a_word_that_is_no_token_says_so():
+    task = TASKS["copy"](seq_len=8, vocab_size=5)
+    assert task.to_tokens("3 | 4").tolist() == [[3, task.to_tokens("|").item(), 4]]
+    with pytest.raises(ValueError, match="text: '9' is not a token of copy"):
+        task.to_tokens("3 9")
+
+
+def test_every_shortcut_has_a_meaning_in_words_and_no_meaning_is_left_over():
+    names = {name for task in TASKS.values() for name in task().shortcuts()}
+    assert names == MEANINGS.keys()
