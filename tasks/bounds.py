@@ -76,3 +76,7 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
             if not fits or (isinstance(value, bool) and kind is not bool):
                 raise ValueError(f"{name}={value!r}: must be {what}")
             return
+
+
+class TextChangedError(ValueError):
+    """A text is no longer what it was when its rows began to be read."""

@@ -23,6 +23,8 @@ from itertools import accumulate
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from tasks.bounds import TextChangedError
+
 SAMPLE = 2**16
 """Bytes at the start of a file that tell text from binary, and UTF-8 from other encodings."""
 ENDS = 2**12
@@ -35,10 +37,6 @@ NOT_SOURCES = frozenset(
     ("__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests")
 )
 """Folders of the standard library's path that hold no sources of the library."""
-
-
-class TextChangedError(ValueError):
-    """A text is no longer what it was when its rows began to be read."""
 
 
 class _UnfitError(Exception):

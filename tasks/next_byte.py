@@ -5,8 +5,8 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task, count_rows
-from tasks.bounds import MAX_SEQ_LEN, check_range, option
-from tasks.corpus import Corpus, TextChangedError, open_corpus
+from tasks.bounds import MAX_SEQ_LEN, TextChangedError, check_range, option
+from tasks.corpus import Corpus, open_corpus
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import look_up, tabulate_most_frequent
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from lab.certification import (
     GIBIBYTE,
@@ -22,10 +20,12 @@ from lab.certification import (
 from lab.certify_settings import QUICK, THOROUGH, CertifySettings
 from lab.cli.command import make_command
 from lab.cli.messages import refuse, report_usage_errors, say
-from lab.console import open_table_console
 from lab.files import RunError, check_output, explain_write_errors, write
 from lab.machine import measure_free_memory
 from tasks.bounds import option
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MEMORY_SHARE = 0.75
 """Share of the machine's free memory that a target may take by default."""
@@ -162,6 +162,8 @@ def _report_refusals(typed: Mapping[str, Any], as_json: bool) -> Iterator[None]:
 
 def _certify(options: CertifyOptions, quiet: bool) -> Certificate:
     """Return the certificate; unless quiet, print each verdict as it arrives."""
+    from lab.console import open_table_console
+
     output, errors = open_table_console(quiet=quiet), open_table_console(stderr=True)
     laws: Sequence[str] = ()
     with errors.status("probing …") as status:
@@ -204,8 +206,11 @@ LAW_WIDTH = 15
 """Columns for a law's name; a longer one takes a second line."""
 
 
-def build_law_table(law: Certificate) -> Table:
+def build_law_table(law: Certificate) -> "Table":
     """Build a law's line: sign, name, evidence; below a failure, its counter-example."""
+    from rich.table import Table
+    from rich.text import Text
+
     outcome, evidence = law["verdict"], law["evidence"]
     style = STYLES[outcome]
     table = Table.grid(padding=(0, 1))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import typer
 
 from lab.files import RunError, escape_controls
-from tasks.corpus import TextChangedError
+from tasks.bounds import TextChangedError
 
 SECONDS = 1.5
 """After which a user is told what takes so long."""

@@ -30,7 +30,7 @@ from lab.sweeps.sweep import Cell
 from lab.training.experiment import carry_out, catch_interrupts
 from lab.training.loop import DivergedError
 from lab.training.run import Run
-from tasks.corpus import TextChangedError
+from tasks.bounds import TextChangedError
 
 COMMAND = (sys.executable, "-P", "-m", "lab.sweeps.pool")
 """-P: files in the working directory must not take the place of the lab's packages."""

@@ -50,7 +50,7 @@ from lab.trust import ask_for_trust, list_named
 from lab.user_modules import digest_source
 from tasks import TASKS, restore
 from tasks.base import Task
-from tasks.corpus import TextChangedError
+from tasks.bounds import TextChangedError
 from tasks.near_names import ask, find_near
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from lab.training.experiment import carry_out
 from lab.training.run import Run
 from tasks import TASKS
 from tasks.base import Schedule, Task
+from tasks.bounds import TextChangedError
 from tasks.copying import Copy
-from tasks.corpus import TextChangedError
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)
