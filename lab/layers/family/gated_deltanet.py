@@ -24,7 +24,8 @@ class GatedDeltaNet(Recurrence):
         shared: options of `lab.layers.recurrence.Shared`.
 
     Source: Yang et al. 2024 (2412.06464), eq. 10 and fig. 1; negative: Grazzi et al. 2024
-        (2411.12537). A, c and the widths (values twice as wide as keys) start as in their code.
+        (2411.12537). A and c start as in their code. Departs: values are as wide as keys; theirs
+        are twice as wide.
     """
 
     usual = Shared(conv_width=4, activation="silu", qk_norm="l2", gate="silu")
