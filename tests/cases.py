@@ -9,7 +9,10 @@ from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.family.gated_deltanet import GatedDeltaNet
+from lab.layers.family.gla import GatedLinearAttention
+from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.retnet import Retention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
@@ -101,6 +104,15 @@ MIXERS = [
     Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
     Case("linear attention", lambda: LinearAttention(8, 2), verdicts=GROWS),
     Case("linear attention sums", lambda: LinearAttention(8, normalise=False), verdicts=GROWS),
+    Case("retnet", lambda: Retention(8, 2)),
+    Case("gla", lambda: GatedLinearAttention(8, 2, gate_rank=3)),
+    Case(
+        "gla rope",
+        lambda: GatedLinearAttention(8, gate_rank=3, position="rope", conv_width=2),
+        verdicts={"relative": "not applicable"},
+    ),
+    Case("hgrn2", lambda: HGRN2(8, 2)),
+    Case("hgrn2 bounded", lambda: HGRN2(8, 2, d_state=3, lower_bound=0.5)),
     Case("gated deltanet", lambda: GatedDeltaNet(8, 2)),
     Case(
         "gated deltanet negative rope",

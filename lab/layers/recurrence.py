@@ -121,6 +121,10 @@ class Recurrence(Mixer):
     """The options in which a mixer differs from `DEFAULTS`."""
     normalised: bool = False
     """Whether outputs are divided by what the same sum gives for values of one."""
+    channel_decay: ClassVar[bool] = False
+    """Whether key channels decay each at its own rate; a rotation then mixes unlike channels."""
+    normed: ClassVar[Literal["head", "all heads", "centred head"]] = "head"
+    """What `norm` divides by its root mean square; "centred" has its mean subtracted first."""
 
     takes_rows = True
     takes_positions = True
@@ -167,7 +171,8 @@ class Recurrence(Mixer):
         if chosen["conv_width"]:
             channels = 2 * n_heads * n + width
             self.conv = CausalConvolution(channels, chosen["conv_width"], bias=False)
-        self.norm_weight = nn.Parameter(torch.ones(width // n_heads)) if chosen["norm"] else None
+        weights = width // n_heads if self.normed == "head" else width
+        self.norm_weight = nn.Parameter(torch.ones(weights)) if chosen["norm"] else None
         self.g_proj = None if self.gate == "none" else nn.Linear(d_model, width, bias=False)
         self.out_proj = nn.Linear(width, d_model, bias=False)
 
@@ -196,8 +201,11 @@ class Recurrence(Mixer):
 
     @property
     def relative(self) -> bool:
-        """Whether outputs depend only on distances between tokens; rotations keep to that."""
-        return True
+        """Whether outputs depend only on distances between tokens; rotations keep to that.
+
+        Not where the two channels that are rotated together decay at different rates.
+        """
+        return not (self.channel_decay and self.position == "rope")
 
     @property
     def rotary_pairs(self) -> RotaryPairs | None:
@@ -312,7 +320,7 @@ class Recurrence(Mixer):
         """Return the output for the heads' mixed values; x determines the gate, if there is one."""
         y = self.hook_z(rearrange(z, "b h t p -> b t h p"))
         if self.norm_weight is not None:
-            y = F.rms_norm(y, y.shape[-1:], eps=NORM_EPS) * self.norm_weight.to(y.dtype)
+            y = self._norm_output(y, self.norm_weight.to(y.dtype))
         y = rearrange(y, "b t h p -> b t (h p)")
         if self.g_proj is not None:
             y = y * GATES[self.gate](self.g_proj(x).to(y.dtype))
@@ -352,18 +360,24 @@ class Recurrence(Mixer):
         if self.normalised:
             terms = terms._replace(v=F.pad(terms.v, (0, 1), value=1.0))
         if keep is not None:
-            terms = Terms(
-                *(
-                    None if z is None else z.masked_fill(~keep[(...,) + (None,) * (z.ndim - 2)], 0)
-                    for z in terms
-                )
+            masked: Any = (
+                None if z is None else z.masked_fill(~keep[(...,) + (None,) * (z.ndim - 2)], 0)
+                for z in terms
             )
+            terms = Terms(*masked)
         return terms, tail
 
     def _normalise(self, z: Float[Tensor, "b t h n"]) -> Float[Tensor, "b t h n"]:
         if self.qk_norm == "l2":
             return z * (z.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
         return F.rms_norm(z, z.shape[-1:], eps=NORM_EPS) if self.qk_norm == "rms" else z
+
+    def _norm_output(self, y: Float[Tensor, "b t h p"], weight: Float[Tensor, " w"]) -> Tensor:
+        if self.normed == "all heads":
+            return F.rms_norm(y, y.shape[-2:], weight.view(y.shape[-2:]), NORM_EPS)
+        if self.normed == "head":
+            return F.rms_norm(y, y.shape[-1:], eps=NORM_EPS) * weight
+        return F.layer_norm(y, y.shape[-1:], eps=NORM_EPS) * weight.view(y.shape[-2:])
 
     def _mix(
         self, terms: Terms, memory: Float[Tensor, "b h n p"] | None

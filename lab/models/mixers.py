@@ -13,7 +13,10 @@ from torch import Tensor
 
 from lab.layers.attention import Attention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
+from lab.layers.family.gla import GatedLinearAttention
+from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.retnet import Retention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
@@ -47,6 +50,9 @@ MIXERS = {
         InnerFunctionAttention, "attention whose values tokens look up", "the paper", "I"
     ),
     "linear": MixerKind(LinearAttention, "a sum over the past in place of a softmax", "2006.16236"),
+    "retnet": MixerKind(Retention, "a sum over the past that fades", "2307.08621"),
+    "gla": MixerKind(GatedLinearAttention, "key channels that fade as tokens say", "2312.06635"),
+    "hgrn2": MixerKind(HGRN2, "key channels that write what they forget", "2404.07904"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
 }
 """The mixers by word."""

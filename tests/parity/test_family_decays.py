@@ -1,0 +1,114 @@
+"""Mixers that only decay and write, against flash-linear-attention's layers and naive recurrences.
+
+Its layers call kernels that a CPU does not run; their steps are written out here, on their weights.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from lab import peers
+from lab.layers.family.gla import GatedLinearAttention
+from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.retnet import Retention
+from tests.normal import draw_normal
+from tests.parity.compare import assert_agree, draw_parameters
+
+ROUNDINGS = 256
+"""Their recurrence is in fp32, token by token."""
+SHAPES = [(0, 1, 1, 5, 4), (1, 2, 2, 16, 6), (2, 1, 4, 33, 8)]
+"""(seed, batch, heads, tokens, width of a head)."""
+
+
+def heads(z: Tensor, h: int) -> Tensor:
+    return rearrange(z, "b t (h n) -> b t h n", h=h)
+
+
+def name_weights(theirs: nn.Module, **same: str) -> dict[str, Tensor]:
+    """Return their parameters by our names."""
+    same |= {"q_proj": "q_proj", "out_proj": "o_proj"}
+    return {
+        ours if "norm" in ours or "bias" in ours else f"{ours}.weight": theirs.get_parameter(
+            f"{name}.weight"
+        )
+        for ours, name in same.items()
+    }
+
+
+def gate_heads(theirs, o: Tensor, x: Tensor, norm) -> Tensor:
+    o = F.rms_norm(o, o.shape[-1:], norm.weight, norm.eps)
+    return theirs.o_proj(rearrange(o, "b t h p -> b t (h p)") * F.silu(theirs.g_proj(x)))
+
+
+def compare_gla(h: int, p: int) -> tuple[nn.Module, nn.Module, dict[str, Tensor], Callable]:
+    layer = peers.load("fla.layers.gla").GatedLinearAttention
+    naive = peers.load("fla.ops.gla.naive").naive_recurrent_gla
+    theirs = draw_parameters(layer(hidden_size=h * p, num_heads=h, expand_k=1.0), torch.float32)
+    weights = name_weights(
+        theirs,
+        k_proj="k_proj",
+        v_proj="v_proj",
+        g_proj="g_proj",
+        decay_down="gk_proj.0",
+        decay_up="gk_proj.1",
+        norm_weight="g_norm_swish_gate",
+    )
+    weights["decay_up.bias"] = theirs.get_parameter("gk_proj.1.bias")
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v, g = (
+            heads(f(x), h) for f in (theirs.q_proj, theirs.k_proj, theirs.v_proj, theirs.gk_proj)
+        )
+        o, _ = naive(q, k, v, F.logsigmoid(g) / theirs.gate_logit_normalizer)
+        return gate_heads(theirs, o, x, theirs.g_norm_swish_gate)
+
+    return GatedLinearAttention(h * p, h, chunk_len=8), theirs, weights, run
+
+
+def compare_retention(h: int, p: int) -> tuple[nn.Module, nn.Module, dict[str, Tensor], Callable]:
+    layer = peers.load("fla.layers.multiscale_retention").MultiScaleRetention
+    naive = peers.load("fla.ops.retention.naive").naive_retention
+    theirs = draw_parameters(layer(hidden_size=h * p, num_heads=h, expand_v=1.0), torch.float32)
+    weights = name_weights(
+        theirs, k_proj="k_proj", v_proj="v_proj", g_proj="g_proj", norm_weight="g_norm_swish_gate"
+    )
+    rotate = peers.load("fla.modules.rotary").rotary_embedding_ref
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(f(x), h) for f in (theirs.q_proj, theirs.k_proj, theirs.v_proj))
+        angles = torch.arange(x.shape[1])[:, None] * theirs.rotary.inv_freq
+        q, k = (rotate(z, angles.cos(), angles.sin()) for z in (q, k))
+        o = naive(*(z.transpose(1, 2) for z in (q, k, v))).transpose(1, 2)
+        return gate_heads(theirs, o, x, theirs.g_norm_swish_gate)
+
+    return Retention(h * p, h, chunk_len=8), theirs, weights, run
+
+
+def compare_hgrn2(h: int, p: int) -> tuple[nn.Module, nn.Module, dict[str, Tensor], Callable]:
+    layer = peers.load("fla.layers.hgrn2").HGRN2Attention
+    naive = peers.load("fla.ops.gla.naive").naive_recurrent_gla
+    theirs = draw_parameters(layer(hidden_size=h * p, expand_ratio=p), torch.float32)
+    weights = name_weights(theirs, k_proj="f_proj", v_proj="i_proj", norm_weight="g_norm")
+
+    def run(x: Tensor) -> Tensor:
+        g = F.logsigmoid(theirs.f_proj(x))
+        g = torch.logaddexp(torch.tensor(0.25).log(), torch.tensor(0.75).log() + g)
+        q, k, v, g = (
+            heads(z, h) for z in (F.silu(theirs.q_proj(x)), 1 - g.exp(), theirs.i_proj(x), g)
+        )
+        o = rearrange(naive(q, k, v, g)[0], "b t h p -> b t (h p)")
+        return theirs.o_proj(F.rms_norm(o, o.shape[-1:], theirs.g_norm.weight, theirs.g_norm.eps))
+
+    return HGRN2(h * p, h, lower_bound=0.25, chunk_len=8), theirs, weights, run
+
+
+@pytest.mark.parametrize("compare", [compare_gla, compare_retention, compare_hgrn2])
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_same_values_and_gradients(compare, seed: int, b: int, h: int, t: int, p: int):
+    ours, theirs, weights, run = compare(h, p)
+    x = draw_normal(b, t, h * p, dtype=torch.float32, seed=seed)
+    assert_agree(ours, weights, theirs, run, x, ROUNDINGS)
