@@ -12,6 +12,7 @@ from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
@@ -113,6 +114,8 @@ MIXERS = [
     ),
     Case("hgrn2", lambda: HGRN2(8, 2)),
     Case("hgrn2 bounded", lambda: HGRN2(8, 2, d_state=3, lower_bound=0.5)),
+    Case("mlstm", lambda: MLSTM(8, 2)),
+    Case("mlstm rope", lambda: MLSTM(8, position="rope", conv_width=3, norm=False)),
     Case("gated deltanet", lambda: GatedDeltaNet(8, 2)),
     Case(
         "gated deltanet negative rope",

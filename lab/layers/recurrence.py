@@ -84,16 +84,24 @@ class RecurrentState(NamedTuple):
     Attributes:
         memory: the state S of the recurrence, in fp32 at least.
         tail: the last inputs of the convolution, q, k and v side by side; w = 0 without one.
+        carry: what else a mixer remembers (`Recurrence.prepare`); e = 0 for most.
         position: of the next token.
     """
 
     memory: Float[Tensor, "b h n p"]
     tail: Float[Tensor, "b w c"]
+    carry: Float[Tensor, "b e"]
     position: Int[Tensor, " b"]
 
 
 class Terms(NamedTuple):
-    """What the recurrence gets, as in `lab.ops.delta`."""
+    """What the recurrence gets: six terms as in `lab.ops.delta`, and how the state is read.
+
+    Attributes:
+        bonus: where it is given, a token reads S_{t−1} + bonus_t v_tᵀ in place of S_t.
+        log_floor: where it is given, the divisor of `normalised` is its absolute value, or the
+            exponential of this where that is larger.
+    """
 
     q: Float[Tensor, "b t h n"]
     k: Float[Tensor, "b t h n"]
@@ -101,6 +109,24 @@ class Terms(NamedTuple):
     log_decay: Decay | None = None
     match: Float[Tensor, "b t h n"] | None = None
     erase: Float[Tensor, "b t h n"] | None = None
+    bonus: Float[Tensor, "b t h n"] | None = None
+    log_floor: Float[Tensor, "b t h"] | None = None
+
+
+def shift(
+    x: Float[Tensor, "b t d"],
+    last: Float[Tensor, "b d"],
+    keep: Bool[Tensor, "b t"] | None = None,
+) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b d"]]:
+    """Return for each token the one kept before it, of which `last` is the first, and the last."""
+    inputs = torch.cat([last.to(x)[:, None], x], dim=1)
+    if keep is None:
+        return inputs[:, :-1], x[:, -1].to(last.dtype)
+    # Position in `inputs` of the latest kept token: that of each token, and before the first.
+    at = torch.arange(1, x.shape[1] + 1, device=x.device) * keep
+    at = F.pad(at.cummax(1).values, (1, 0))[..., None]
+    found = inputs.take_along_dim(at, dim=1)
+    return found[:, :-1], found[:, -1].to(last.dtype)
 
 
 class Recurrence(Mixer):
@@ -125,6 +151,9 @@ class Recurrence(Mixer):
     """Whether key channels decay each at its own rate; a rotation then mixes unlike channels."""
     normed: ClassVar[Literal["head", "all heads", "centred head"]] = "head"
     """What `norm` divides by its root mean square; "centred" has its mean subtracted first."""
+
+    carry_width: int = 0
+    """Numbers of `RecurrentState.carry`."""
 
     takes_rows = True
     takes_positions = True
@@ -188,6 +217,21 @@ class Recurrence(Mixer):
     def list_defaults(cls) -> Shared:
         """Return the shared options that it has where none are given."""
         return {**DEFAULTS, **cls.usual}
+
+    def prepare(
+        self,
+        x: Float[Tensor, "b t d"],
+        carry: Float[Tensor, "b e"],
+        keep: Bool[Tensor, "b t"] | None,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Float[Tensor, "b e"]]:
+        """Return what q, k, v and `decide` are computed from, x unless defined otherwise.
+
+        Args:
+            x: the mixer's input.
+            carry: what this returned, as its second value, for the tokens before; at first zeros.
+            keep: False for padding.
+        """
+        return (x, x, x, x), carry
 
     def decide(
         self,
@@ -253,7 +297,9 @@ class Recurrence(Mixer):
         width = 0 if self.conv is None else self.conv.width - 1
         channels = 2 * self.q_proj.out_features + self.v_proj.out_features
         tail = weight.new_zeros(batch, width, channels, dtype=high)
-        return RecurrentState(memory, tail, torch.full((batch,), position, device=weight.device))
+        carry = weight.new_zeros(batch, self.carry_width, dtype=high)
+        at = torch.full((batch,), position, device=weight.device)
+        return RecurrentState(memory, tail, carry, at)
 
     def prefill(
         self,
@@ -274,10 +320,10 @@ class Recurrence(Mixer):
         self._check(x, state, keep)
         if keep is not None:
             x = x.masked_fill(~keep[..., None], 0)
-        terms, tail = self._compute(x, state, keep)
+        terms, tail, carry = self._compute(x, state, keep)
         z, memory = self._mix(terms, None if state is None else state.memory)
         y = self.project(x, rearrange(z, "b t h p -> b h t p"))
-        return y, RecurrentState(memory, tail, next_position(x, state, keep))
+        return y, RecurrentState(memory, tail, carry, next_position(x, state, keep))
 
     def step(
         self, x: Float[Tensor, "b d"], state: RecurrentState
@@ -289,25 +335,34 @@ class Recurrence(Mixer):
         """
         self._check(x, state)
         x = x[:, None]
-        terms, tail = self._compute(x, state)
-        if self.hook_state.active:
+        terms, tail, carry = self._compute(x, state)
+        if self.hook_state.active or terms.bonus is not None:
             z, memory = self._mix(terms, state.memory)
         else:
-            now = (None if term is None else term[:, 0] for term in terms)
-            z, memory = delta_step(*now, state.memory)
-            z = self._divide(z[:, None])
+            now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
+            z, memory = delta_step(*now, state=state.memory)
+            z = self._divide(z[:, None], terms)
         y = self.project(x, rearrange(z, "b t h p -> b h t p"))
-        return y[:, 0], RecurrentState(memory, tail, state.position + 1)
+        return y[:, 0], RecurrentState(memory, tail, carry, state.position + 1)
 
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None
     ) -> Float[Tensor, "b h t s"]:
         """Return the matrix, or some of its rows; quadratic, for analysis."""
-        q, k, _, *rest = self._compute(x)[0]
-        M = delta_matrix(q, k, *rest, rows)
+        terms = self._compute(x)[0]
+        decay: list[Any] = [*terms[3:6]]
+        if terms.bonus is None:
+            M = delta_matrix(terms.q, terms.k, *decay, rows=rows)
+        else:
+            M = delta_matrix(_advance(terms.q), terms.k, *decay)
+            M = F.pad(M[:, :, :-1], (0, 0, 1, 0)) + (terms.q * terms.bonus).sum(-1).mT.diag_embed()
+            M = M if rows is None else M[:, :, rows]
         if not self.normalised:
             return M
-        return M / (M.sum(-1, keepdim=True) + DIVISOR_EPS)
+        floor = None
+        if terms.log_floor is not None:
+            floor = terms.log_floor.mT[..., slice(None) if rows is None else rows]
+        return M / _bound_divisor(M.sum(-1, keepdim=True), floor)
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
         """Return the values that the matrix mixes."""
@@ -339,10 +394,13 @@ class Recurrence(Mixer):
         x: Float[Tensor, "b t d"],
         state: RecurrentState | None = None,
         keep: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Terms, Float[Tensor, "b w c"]]:
-        """Return what the recurrence gets, and the convolution's tail after these tokens."""
+    ) -> tuple[Terms, Float[Tensor, "b w c"], Float[Tensor, "b e"]]:
+        """Return what the recurrence gets, and tail and carry after these tokens."""
         high = promote(x)
-        joint = torch.cat([f(x) for f in (self.q_proj, self.k_proj, self.v_proj)], -1).to(high)
+        carry = x.new_zeros(len(x), self.carry_width, dtype=high) if state is None else state.carry
+        inputs, carry = self.prepare(x, carry, keep)
+        projections = self.q_proj, self.k_proj, self.v_proj
+        joint = torch.cat([f(z) for f, z in zip(projections, inputs, strict=False)], -1).to(high)
         tail = joint.new_zeros(len(x), 0, joint.shape[-1]) if state is None else state.tail
         if self.conv is not None:
             joint, tail = self.conv(joint, None if state is None else tail, keep)
@@ -356,7 +414,7 @@ class Recurrence(Mixer):
             positions = token_positions(x.shape[1], x.device, state, keep)
             cos, sin = rotary_table(positions, self.d_state, self.rope_base, high)
             q, k = (apply_rotary(z, cos, sin, "half") for z in (q, k))
-        terms = self.decide(x, self.hook_rot_q(q), self.hook_rot_k(k), self.hook_v(v))
+        terms = self.decide(inputs[-1], self.hook_rot_q(q), self.hook_rot_k(k), self.hook_v(v))
         if self.normalised:
             terms = terms._replace(v=F.pad(terms.v, (0, 1), value=1.0))
         if keep is not None:
@@ -365,7 +423,7 @@ class Recurrence(Mixer):
                 for z in terms
             )
             terms = Terms(*masked)
-        return terms, tail
+        return terms, tail, carry
 
     def _normalise(self, z: Float[Tensor, "b t h n"]) -> Float[Tensor, "b t h n"]:
         if self.qk_norm == "l2":
@@ -382,14 +440,39 @@ class Recurrence(Mixer):
     def _mix(
         self, terms: Terms, memory: Float[Tensor, "b h n p"] | None
     ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n p"]]:
+        q, k, v = terms[:3]
+        written: list[Any] = [*terms[1:6]]
+        bonus, before = terms.bonus, memory
+        if before is None:
+            before = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None], dtype=promote(k))
         if self.hook_state.active:
-            states = delta_states(*terms[1:], memory)
-            read = self.hook_state(states)
-            return self._divide(torch.einsum("bthnp,bthn->bthp", read, terms.q)), states[:, -1]
-        z, memory = delta(*terms, memory, self.chunk_len)
-        return self._divide(z), memory
+            states = delta_states(*written, initial_state=before)
+            memory = states[:, -1]
+            if bonus is not None:
+                states = torch.cat([before[:, None], states[:, :-1]], 1)
+            z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), q)
+        elif bonus is None:
+            z, memory = delta(q, *written, initial_state=before, chunk_len=self.chunk_len)
+        else:
+            z, memory = delta(_advance(q), *written, initial_state=before, chunk_len=self.chunk_len)
+            first = torch.einsum("bhnp,bhn->bhp", before, q[:, 0].to(before)).to(z)
+            z = torch.cat([first[:, None], z[:, :-1]], 1)
+        if bonus is not None:
+            z = z + (q * bonus).sum(-1, keepdim=True) * v
+        return self._divide(z, terms), memory
 
-    def _divide(self, z: Float[Tensor, "b t h p"]) -> Float[Tensor, "b t h p"]:
+    def _divide(self, z: Float[Tensor, "b t h p"], terms: Terms) -> Float[Tensor, "b t h p"]:
         if not self.normalised:
             return z
-        return z[..., :-1] / (z[..., -1:] + DIVISOR_EPS)
+        return z[..., :-1] / _bound_divisor(z[..., -1:], terms.log_floor)
+
+
+def _advance(q: Float[Tensor, "b t h n"]) -> Float[Tensor, "b t h n"]:
+    """Return the q of the next token, 0 for the last: what reads the state that it finds."""
+    return F.pad(q[:, 1:], (0, 0, 0, 0, 0, 1))
+
+
+def _bound_divisor(total: Tensor, log_floor: Tensor | None) -> Tensor:
+    if log_floor is None:
+        return total + DIVISOR_EPS
+    return torch.maximum(total.abs(), log_floor.exp()[..., None])

@@ -16,6 +16,7 @@ from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mixer import Mixer
@@ -53,6 +54,7 @@ MIXERS = {
     "retnet": MixerKind(Retention, "a sum over the past that fades", "2307.08621"),
     "gla": MixerKind(GatedLinearAttention, "key channels that fade as tokens say", "2312.06635"),
     "hgrn2": MixerKind(HGRN2, "key channels that write what they forget", "2404.07904"),
+    "mlstm": MixerKind(MLSTM, "an LSTM with a matrix as its cell", "2405.04517"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
 }
 """The mixers by word."""

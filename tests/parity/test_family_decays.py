@@ -1,6 +1,7 @@
-"""Mixers that only decay and write, against flash-linear-attention's layers and naive recurrences.
+"""Mixers that decay and write, against the layers of flash-linear-attention and transformers.
 
-Its layers call kernels that a CPU does not run; their steps are written out here, on their weights.
+The former's call kernels that a CPU does not run; their steps are written out here, on their
+weights, around its naive recurrences.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from lab import peers
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from tests.normal import draw_normal
 from tests.parity.compare import assert_agree, draw_parameters
@@ -30,7 +32,7 @@ def heads(z: Tensor, h: int) -> Tensor:
 
 def name_weights(theirs: nn.Module, **same: str) -> dict[str, Tensor]:
     """Return their parameters by our names."""
-    same |= {"q_proj": "q_proj", "out_proj": "o_proj"}
+    same = {"q_proj": "q_proj", "out_proj": "o_proj"} | same
     return {
         ours if "norm" in ours or "bias" in ours else f"{ours}.weight": theirs.get_parameter(
             f"{name}.weight"
@@ -104,6 +106,27 @@ def compare_hgrn2(h: int, p: int) -> tuple[nn.Module, nn.Module, dict[str, Tenso
         return theirs.o_proj(F.rms_norm(o, o.shape[-1:], theirs.g_norm.weight, theirs.g_norm.eps))
 
     return HGRN2(h * p, h, lower_bound=0.25, chunk_len=8), theirs, weights, run
+
+
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_mlstm_is_that_of_transformers(seed: int, b: int, h: int, t: int, p: int):
+    options = {"num_heads": h, "qk_dim_factor": 1.0, "norm_reduction_force_float32": False}
+    module = peers.load("transformers.models.xlstm.modeling_xlstm")
+    settings = peers.load("transformers.models.xlstm.configuration_xlstm").xLSTMConfig(
+        hidden_size=h * p, norm_eps=1e-5, **options
+    )
+    theirs = draw_parameters(module.xLSTMLayer(settings))
+    names = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "g_proj": "ogate_preact"}
+    names |= {"i_proj": "igate_preact", "f_proj": "fgate_preact", "norm_weight": "multihead_norm"}
+    weights = name_weights(theirs, **names, out_proj="out_proj")
+    weights |= {f"{g}_proj.bias": theirs.get_parameter(f"{g}gate_preact.bias") for g in "if"}
+    loop = module.mlstm_recurrent_sequence_native
+    theirs.mlstm_backend.forward = lambda **given: loop(
+        **given, eps=0.0, dtype_state=torch.float64, return_last_states=True
+    )
+    x = 3 * draw_normal(b, t, h * p, seed=seed)  # gates are open, and closed, by turns
+    ours = MLSTM(h * p, h, chunk_len=8).double()
+    assert_agree(ours, weights, theirs, lambda x: theirs(x)[0], x, 4 * ROUNDINGS)
 
 
 @pytest.mark.parametrize("compare", [compare_gla, compare_retention, compare_hgrn2])
