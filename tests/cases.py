@@ -14,6 +14,7 @@ from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
+from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
@@ -116,6 +117,8 @@ MIXERS = [
     Case("hgrn2 bounded", lambda: HGRN2(8, 2, d_state=3, lower_bound=0.5)),
     Case("mlstm", lambda: MLSTM(8, 2)),
     Case("mlstm rope", lambda: MLSTM(8, position="rope", conv_width=3, norm=False)),
+    Case("rwkv6", lambda: RWKV6(8, 2, mix_rank=2, decay_rank=3)),
+    Case("rwkv6 convolved", lambda: move(RWKV6(8, mix_rank=1, conv_width=2, gate="none"))),
     Case("gated deltanet", lambda: GatedDeltaNet(8, 2)),
     Case(
         "gated deltanet negative rope",

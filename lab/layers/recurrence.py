@@ -210,7 +210,7 @@ class Recurrence(Mixer):
         self.hook_v = HookPoint()  # [b t h p]
         self.hook_log_decay = HookPoint()  # [b t h] or [b t h n], ≤ 0
         self.hook_beta = HookPoint()  # [b t h], how much of what is held the write replaces
-        self.hook_state = HookPoint()  # [b t h n p], after each token, as read by it alone
+        self.hook_state = HookPoint()  # [b t h n p], as each token reads it: after it, or before
         self.hook_z = HookPoint()  # [b t h p], before norm and gate
 
     @classmethod

@@ -18,6 +18,7 @@ from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
+from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
@@ -55,6 +56,7 @@ MIXERS = {
     "gla": MixerKind(GatedLinearAttention, "key channels that fade as tokens say", "2312.06635"),
     "hgrn2": MixerKind(HGRN2, "key channels that write what they forget", "2404.07904"),
     "mlstm": MixerKind(MLSTM, "an LSTM with a matrix as its cell", "2405.04517"),
+    "rwkv6": MixerKind(RWKV6, "fading key channels, and a shift by a token", "2404.05892"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
 }
 """The mixers by word."""

@@ -17,6 +17,7 @@ from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
+from lab.layers.family.rwkv6 import RWKV6
 from tests.normal import draw_normal
 from tests.parity.compare import assert_agree, draw_parameters
 
@@ -127,6 +128,62 @@ def test_mlstm_is_that_of_transformers(seed: int, b: int, h: int, t: int, p: int
     x = 3 * draw_normal(b, t, h * p, seed=seed)  # gates are open, and closed, by turns
     ours = MLSTM(h * p, h, chunk_len=8).double()
     assert_agree(ours, weights, theirs, lambda x: theirs(x)[0], x, 4 * ROUNDINGS)
+
+
+@pytest.mark.filterwarnings("ignore:According to Bo")
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_rwkv6_is_that_of_flash_linear_attention(seed: int, b: int, h: int, t: int, p: int):
+    d = h * p
+    layer = peers.load("fla.layers.rwkv6").RWKV6Attention
+    naive = peers.load("fla.ops.rwkv6.recurrent_naive").naive_recurrent_rwkv6
+    shift = peers.load("fla.modules.token_shift").token_shift_ref
+    ranks = {"proj_low_rank_dim": 3, "gate_low_rank_dim": 5}
+    theirs = draw_parameters(
+        layer(hidden_size=d, num_heads=h, expand_k=1.0, **ranks), torch.float32
+    )
+    del theirs.g_norm.bias
+    parameter = theirs.get_parameter
+    # Theirs shifts the gate's input too; they have five mixtures in the order r, w, k, v, gate.
+    ours_of = [0, 2, 3, 1]
+    up = parameter("x_proj.2.weight").view(d, 5, 3)
+    weights = {
+        "mix_shift": parameter("x_proj.0.mu"),
+        "mix_bias": parameter("x_bias")[ours_of],
+        "mix_down.weight": parameter("x_proj.0.linear.weight").view(5, 3, d)[ours_of].flatten(0, 1),
+        "mix_up": up.transpose(0, 1)[ours_of],
+        "decay_down.weight": parameter("w_proj.linear.lora.0.weight"),
+        "decay_up.weight": parameter("w_proj.linear.lora.2.weight"),
+        "decay_up.bias": parameter("w_proj.linear.lora.2.bias"),
+        "bonus": parameter("bonus"),
+        "norm_weight": parameter("g_norm.weight"),
+        "q_proj.weight": parameter("r_proj.linear.weight"),
+        "out_proj.weight": parameter("o_proj.weight"),
+    }
+    weights |= {f"{z}_proj.weight": parameter(f"{z}_proj.linear.weight") for z in "kvg"}
+
+    def run(x: Tensor) -> Tensor:
+        delta = shift(x)
+        low = theirs.x_proj[1](theirs.x_proj[0](x, delta)).unflatten(-1, (5, 3))
+        mix = torch.einsum("btnr,hnr->btnh", low, up) + theirs.x_bias
+        r, w, k, v, _ = mix.unbind(-2)
+        r, w, k, v = (
+            heads(f(x, z, delta), h).transpose(1, 2)
+            for f, z in (
+                (theirs.r_proj, r),
+                (theirs.w_proj, w),
+                (theirs.k_proj, k),
+                (theirs.v_proj, v),
+            )
+        )
+        o = naive(r, k, v, -w.exp(), theirs.bonus, scale=1.0)[0].transpose(1, 2)
+        o = F.group_norm(
+            o.flatten(0, 1).flatten(1), h, theirs.g_norm.weight, None, theirs.g_norm.eps
+        )
+        return theirs.o_proj(o.unflatten(0, x.shape[:2]) * F.silu(theirs.g_proj.linear(x)))
+
+    ours = RWKV6(d, h, mix_rank=3, decay_rank=5, chunk_len=8)
+    x = draw_normal(b, t, d, dtype=torch.float32, seed=seed)
+    assert_agree(ours, weights, theirs, run, x, ROUNDINGS)
 
 
 @pytest.mark.parametrize("compare", [compare_gla, compare_retention, compare_hgrn2])
