@@ -1,0 +1,66 @@
+"""Mixers of the family refuse options that they cannot have, and keep the promises they make."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lab.layers.family.gla import GatedLinearAttention
+from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.mlstm import MLSTM
+from lab.layers.family.retnet import Retention
+from lab.layers.family.rwkv6 import RWKV6
+from lab.layers.recurrence import shift
+from tests.normal import draw_normal
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "says"),
+    [
+        (GatedLinearAttention, {"gate_rank": 0}, "gate_rank=0 must be at least 1"),
+        (GatedLinearAttention, {"gate_slowness": 0.0}, "gate_slowness=0.0 must be positive"),
+        (HGRN2, {"lower_bound": 1.0}, r"lower_bound=1.0 must be in \[0, 1\)"),
+        (HGRN2, {"position": "rope"}, "position='rope' must be 'none'"),
+        (HGRN2, {"qk_norm": "l2"}, "qk_norm='l2' must be 'none'"),
+        (MLSTM, {"gate_cap": float("nan")}, "gate_cap=nan must be positive"),
+        (RWKV6, {"mix_rank": 0}, "mix_rank=0 must be at least 1"),
+        (RWKV6, {"decay_rank": 0}, "decay_rank=0 must be at least 1"),
+    ],
+)
+def test_options_are_refused(cls: type, options: dict[str, Any], says: str):
+    with pytest.raises(ValueError, match=says):
+        cls(8, 2, **options)
+
+
+def test_heads_of_retention_halve_their_state_in_twice_the_tokens():
+    rates = torch.tensor(Retention(8, 4).rates)
+    torch.testing.assert_close(rates.exp(), 1 - 0.5 ** torch.arange(5.0, 9.0))
+
+
+@torch.no_grad()
+def test_a_forget_gate_does_not_fall_below_its_bound():
+    layer, seen = HGRN2(8, 2, lower_bound=0.5), []
+    layer.hook_log_decay.register_forward_hook(lambda module, args, out: seen.append(out))
+    layer(100 * draw_normal(1, 50, 8, dtype=torch.float32))
+    assert 0.5 <= seen[0].exp().min() < 0.51
+
+
+@pytest.mark.parametrize("bias", [-1000.0, 1000.0])
+def test_mlstm_is_finite_however_strong_its_gates_are(bias: float):
+    layer = MLSTM(8, 2, gate_cap=80.0, chunk_len=4)
+    torch.nn.init.constant_(layer.i_proj.bias, bias)
+    torch.nn.init.constant_(layer.f_proj.bias, -bias)
+    x = draw_normal(1, 30, 8, dtype=torch.float32).requires_grad_()
+    y, state = layer.prefill(x)
+    y.sum().backward()
+    assert all(z.isfinite().all() for z in (y, x.grad, *state) if z is not None)
+    assert state.carry.tolist() == [[80.0, 80.0] if bias > 0 else [0.0, 0.0]]
+
+
+def test_a_shift_passes_over_padding():
+    x = torch.arange(1.0, 6.0).view(1, 5, 1)
+    keep = torch.tensor([[False, True, False, True, True]])
+    before, last = shift(x, torch.tensor([[9.0]]), keep)
+    assert before.flatten()[keep[0]].tolist() == [9.0, 2.0, 4.0]
+    assert last.tolist() == [[5.0]]
+    assert shift(x, torch.zeros(1, 1))[0].flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
