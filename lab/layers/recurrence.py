@@ -98,7 +98,7 @@ class Terms(NamedTuple):
     """What the recurrence gets: six terms as in `lab.ops.delta`, and how the state is read.
 
     Attributes:
-        bonus: where it is given, a token reads S_{t−1} + bonus_t v_tᵀ in place of S_t.
+        own: where it is given, a token reads S_{t−1}ᵀ q_t + own_t v_t in place of S_tᵀ q_t.
         log_floor: where it is given, the divisor of `normalised` is its absolute value, or the
             exponential of this where that is larger.
     """
@@ -109,7 +109,7 @@ class Terms(NamedTuple):
     log_decay: Decay | None = None
     match: Float[Tensor, "b t h n"] | None = None
     erase: Float[Tensor, "b t h n"] | None = None
-    bonus: Float[Tensor, "b t h n"] | None = None
+    own: Float[Tensor, "b t h"] | None = None
     log_floor: Float[Tensor, "b t h"] | None = None
 
 
@@ -336,7 +336,7 @@ class Recurrence(Mixer):
         self._check(x, state)
         x = x[:, None]
         terms, tail, carry = self._compute(x, state)
-        if self.hook_state.active or terms.bonus is not None:
+        if self.hook_state.active or terms.own is not None:
             z, memory = self._mix(terms, state.memory)
         else:
             now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
@@ -351,11 +351,11 @@ class Recurrence(Mixer):
         """Return the matrix, or some of its rows; quadratic, for analysis."""
         terms = self._compute(x)[0]
         decay: list[Any] = [*terms[3:6]]
-        if terms.bonus is None:
+        if terms.own is None:
             M = delta_matrix(terms.q, terms.k, *decay, rows=rows)
         else:
             M = delta_matrix(_advance(terms.q), terms.k, *decay)
-            M = F.pad(M[:, :, :-1], (0, 0, 1, 0)) + (terms.q * terms.bonus).sum(-1).mT.diag_embed()
+            M = F.pad(M[:, :, :-1], (0, 0, 1, 0)) + terms.own.mT.diag_embed()
             M = M if rows is None else M[:, :, rows]
         if not self.normalised:
             return M
@@ -442,23 +442,23 @@ class Recurrence(Mixer):
     ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n p"]]:
         q, k, v = terms[:3]
         written: list[Any] = [*terms[1:6]]
-        bonus, before = terms.bonus, memory
+        own, before = terms.own, memory
         if before is None:
             before = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None], dtype=promote(k))
         if self.hook_state.active:
             states = delta_states(*written, initial_state=before)
             memory = states[:, -1]
-            if bonus is not None:
+            if own is not None:
                 states = torch.cat([before[:, None], states[:, :-1]], 1)
             z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), q)
-        elif bonus is None:
+        elif own is None:
             z, memory = delta(q, *written, initial_state=before, chunk_len=self.chunk_len)
         else:
             z, memory = delta(_advance(q), *written, initial_state=before, chunk_len=self.chunk_len)
             first = torch.einsum("bhnp,bhn->bhp", before, q[:, 0].to(before)).to(z)
             z = torch.cat([first[:, None], z[:, :-1]], 1)
-        if bonus is not None:
-            z = z + (q * bonus).sum(-1, keepdim=True) * v
+        if own is not None:
+            z = z + own[..., None] * v
         return self._divide(z, terms), memory
 
     def _divide(self, z: Float[Tensor, "b t h p"], terms: Terms) -> Float[Tensor, "b t h p"]:

@@ -16,6 +16,7 @@ from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
@@ -57,6 +58,7 @@ MIXERS = {
     "hgrn2": MixerKind(HGRN2, "key channels that write what they forget", "2404.07904"),
     "mlstm": MixerKind(MLSTM, "an LSTM with a matrix as its cell", "2405.04517"),
     "rwkv6": MixerKind(RWKV6, "fading key channels, and a shift by a token", "2404.05892"),
+    "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
 }
 """The mixers by word."""

@@ -13,8 +13,8 @@ replaces what the state held. What the mixers of the family give it:
     RWKV-7                                   a decay w a channel, m = κ̂ / w, e = −(a ⊙ κ̂) …
     Gated DeltaProduct                       r virtual tokens a token: all but the first without
                                              decay, the output of the last one
-    Mamba-3                                  2 virtual tokens: the last token's write, and its own
-    RWKV-6                                   reads S_{t−1}: the q of the next token, moved by one
+    RWKV-6, Mamba-3                          read S_{t−1}: the q of the next token, moved by one
+    mLSTM                                    decay and k scaled so that none exceeds 1
 
 `delta_loop` is the definition, token by token. `delta` computes it in chunks, with memory linear in
 t; `delta_matrix` is the same as one matrix, `delta_states` shows the state after each token, and

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lab import peers
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
@@ -184,6 +185,50 @@ def test_rwkv6_is_that_of_flash_linear_attention(seed: int, b: int, h: int, t: i
     ours = RWKV6(d, h, mix_rank=3, decay_rank=5, chunk_len=8)
     x = draw_normal(b, t, d, dtype=torch.float32, seed=seed)
     assert_agree(ours, weights, theirs, run, x, ROUNDINGS)
+
+
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_mamba3_is_that_of_its_authors(seed: int, b: int, h: int, t: int, p: int):
+    d, n = h * p, 2 * p
+    layer = peers.load("mamba_ssm.modules.mamba3").Mamba3
+    theirs = draw_parameters(layer(d_model=d, d_state=n, expand=1, headdim=p, ngroups=h))
+    widths = [d, d, h * n, h * n, h, h, h, theirs.num_rope_angles]
+    z, v, k, q, dt, A, trap, angle = theirs.in_proj.weight.split(widths)
+    same = {"dt_bias": "dt_bias", "D": "D", "out_proj.weight": "out_proj.weight"}
+    same |= {"k_scale": "B_norm.weight", "q_scale": "C_norm.weight"}
+    weights = {ours: theirs.get_parameter(name) for ours, name in same.items()}
+    weights |= {"k_bias": theirs.B_bias[:, 0], "q_bias": theirs.C_bias[:, 0]}
+    weights |= {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "g_proj.weight": z}
+    weights |= {"rate_proj.weight": torch.cat([A, dt, trap]), "angle_proj.weight": angle}
+
+    def turn(z: Tensor, angles: Tensor) -> Tensor:
+        angles = F.pad(angles, (0, n // 2 - angles.shape[-1]))
+        turned = torch.view_as_complex(z.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(turned * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+    def run(x: Tensor) -> Tensor:
+        """Token by token, as the kernel of a decoding step has it."""
+        z, v, k, q, dt, A, trap, angle = theirs.in_proj(x).split(widths, -1)
+        q = F.rms_norm(heads(q, h), (n,), theirs.C_norm.weight, 1e-5) + theirs.C_bias[:, 0]
+        k = F.rms_norm(heads(k, h), (n,), theirs.B_norm.weight, 1e-5) + theirs.B_bias[:, 0]
+        v, dt, trap = heads(v, h), F.softplus(dt + theirs.dt_bias), trap.sigmoid()
+        alpha = (-F.softplus(A).clamp(min=theirs.A_floor) * dt).exp()
+        beta, gamma = alpha * dt * (1 - trap), trap * dt
+        state = angles = torch.zeros((), dtype=x.dtype)
+        k_before, v_before, outputs = torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0]), []
+        for i in range(t):
+            angles = angles + angle[:, i, None].tanh() * torch.pi * dt[:, i, :, None]
+            q_now, k_now = turn(q[:, i], angles), turn(k[:, i], angles)
+            state = alpha[:, i, :, None, None] * state
+            state = state + (beta[:, i, :, None] * k_before)[..., None] * v_before[..., None, :]
+            state = state + (gamma[:, i, :, None] * k_now)[..., None] * v[:, i, :, None]
+            outputs.append((q_now[..., None] * state).sum(-2) + theirs.D[:, None] * v[:, i])
+            k_before, v_before = k_now, v[:, i]
+        return theirs.out_proj(torch.stack(outputs, 1).flatten(2) * F.silu(z))
+
+    ours = Mamba3(d, h, d_state=n, chunk_len=8).double()
+    x = draw_normal(b, t, d, seed=seed)
+    assert_agree(ours, weights, theirs, run, x, 4 * ROUNDINGS)
 
 
 @pytest.mark.parametrize("compare", [compare_gla, compare_retention, compare_hgrn2])

@@ -85,7 +85,7 @@ class RWKV6(Recurrence):
         k: Float[Tensor, "b t h n"],
         v: Float[Tensor, "b t h p"],
     ) -> Terms:
-        """Return r, k and v, a decay of each key channel, and u ⊙ k to read the own value with."""
+        """Return r, k and v, a decay of each key channel, and what is read of the own value."""
         logits = self.decay_up(self.decay_down(x).tanh()).to(q).view_as(k)
         log_decay = self.hook_log_decay(-logits.exp())
-        return Terms(q, k, v, log_decay, bonus=self.bonus.to(k) * k)
+        return Terms(q, k, v, log_decay, own=(q * self.bonus.to(k) * k).sum(-1))
