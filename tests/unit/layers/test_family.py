@@ -68,3 +68,20 @@ def test_a_shift_passes_over_padding():
     assert before.flatten()[keep[0]].tolist() == [9.0, 2.0, 4.0]
     assert last.tolist() == [[5.0]]
     assert shift(x, torch.zeros(1, 1))[0].flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("cls", [GatedLinearAttention, HGRN2, MLSTM, Mamba3, Retention, RWKV6])
+@torch.no_grad()
+def test_states_that_are_watched_are_those_that_are_read(cls: type):
+    layer, seen = cls(8, 2, chunk_len=4).double(), []
+    x = draw_normal(2, 11, 8)
+    expected, state = layer.prefill(x)
+    handle = layer.hook_state.register_forward_hook(lambda module, args, out: seen.append(out))
+    y, watched = layer.prefill(x[:, :10])
+    last, watched = layer.step(x[:, 10], watched)
+    torch.testing.assert_close(torch.cat([y, last[:, None]], 1), expected)
+    torch.testing.assert_close(watched, state)
+    assert [z.shape[:3] for z in seen] == [(2, 10, 2), (2, 1, 2)]
+    handle.remove()
+    layer.hook_state.register_forward_hook(lambda module, args, out: 0 * out)
+    assert not torch.allclose(layer(x), expected)

@@ -7,7 +7,7 @@ from torch import nn
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import CLASSES, TRANSFORMS, Block, build
-from lab.models.stack import parse_stack, read_as, split_options
+from lab.models.stack import LETTERS, parse_stack, read_as, split_options
 
 
 class Shift(nn.Module):
@@ -45,7 +45,7 @@ def test_a_mixers_word_stands_for_its_letter():
     ("stack", "message"),
     [
         ("", "must name at least one pair"),
-        ("ZM", "unknown mixer 'Z'; known: A, S, I, linear, gdn, N"),
+        ("ZM", f"unknown mixer 'Z'; known: {', '.join(LETTERS.values())}, N"),
         ("AZ", "unknown transform 'Z'; known: M, E, R, X, P, N"),
         ("AMM", "'AMM' is not a pair"),
         ("A", "'A' is not a pair"),
@@ -54,7 +54,7 @@ def test_a_mixers_word_stands_for_its_letter():
         ("ssd+", "'ssd+' is not a pair"),
         ("ssd+Q", "unknown transform 'Q'; known: M, E, R, X, P, N"),
         ("sdd+M", "unknown mixer 'sdd'. Did you mean ssd?"),
-        ("rwkv+M", "unknown mixer 'rwkv'. Known: attention, ssd, ifa, linear"),
+        ("hyena+M", "unknown mixer 'hyena'. Known: attention, ssd, ifa, linear"),
         ("AM*0", "repeats 0 times, must be ≥ 1"),
         ("AM SM*1000", "repeats 1000 times, must be ≥ 1 and leave the stack at most 1000"),
     ],
