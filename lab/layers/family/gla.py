@@ -22,7 +22,7 @@ class GatedLinearAttention(Recurrence):
     Raises:
         ValueError: for a rank below 1, or τ ≤ 0.
 
-    Source: Yang et al. 2023 (2312.06635), § 4.3.
+    Source: Yang et al. 2023 (2312.06635), § 4.
     Departs: keys are as wide as values; theirs are half as wide.
     """
 

@@ -24,7 +24,7 @@ class HGRN2(Recurrence):
     Raises:
         ValueError: for a bound outside [0, 1), or a norm or rotation.
 
-    Source: Qin et al. 2024 (2404.07904), eqs. 5–6 and § 3; the factor 1/√n is their code's.
+    Source: Qin et al. 2024 (2404.07904); the factor 1/√n is their code's.
     Departs: β is an option; theirs is learned, and grows from layer to layer.
     """
 

@@ -32,7 +32,7 @@ class MLSTM(Recurrence):
     Raises:
         ValueError: for a cap that is not positive.
 
-    Source: Beck et al. 2024 (2405.04517), eqs. 19–27 and 15; the layer around it, without
+    Source: Beck et al. 2024 (2405.04517), eqs. 15 and 19–27; the layer around it, without
         convolution, and the cap are xLSTM 7B's (2503.14427). Biases start as in the former's code.
     Departs: m is never below 0, where the divisor's bound would overflow; keys are as wide as
         values, theirs half as wide.

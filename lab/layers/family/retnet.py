@@ -19,7 +19,7 @@ class Retention(Recurrence):
         n_heads: heads h; the i-th halves its state in about 22 · 2^i tokens.
         shared: options of `lab.layers.recurrence.Shared`.
 
-    Source: Sun et al. 2023 (2307.08621), eqs. 5, 7 and 8, without xPos's scales, which γ replaces.
+    Source: Sun et al. 2023 (2307.08621), eqs. 6 and 8, without xPos's scales, which γ replaces.
     Departs: values are as wide as keys, theirs twice as wide; heads have an RMSNorm, as in the
         code of both its authors and flash-linear-attention, where eq. 8 has a group norm.
     """

@@ -27,7 +27,7 @@ class RWKV6(Recurrence):
     Raises:
         ValueError: for a rank below 1.
 
-    Source: Peng et al. 2024 (2404.05892), eqs. 14–20. μ, μ' and the decays start about as in their
+    Source: Peng et al. 2024 (2404.05892), on Finch. μ, μ' and the decays start about as in their
         code for the first layer; u at 0, as in flash-linear-attention's.
     Departs: the output gate sees the token alone, without shift; heads' norm has no bias; keys are
         as wide as values.
