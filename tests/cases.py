@@ -8,6 +8,7 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
@@ -57,6 +58,8 @@ WAITS: dict[str, Outcome] = {"gradient reach": "holds"}
 """What learns nothing waits for a zero in front of it to move."""
 GROWS: dict[str, Outcome] = {"stable": "fails"}
 """Nothing bounds a state without decay: it grows with the number of tokens."""
+FADES: dict[str, Outcome] = {"stable": "fails"}
+"""The state holds a bias of each key that falls with its distance: outputs do not grow."""
 HEAVY: dict[str, Outcome] = {"stable": "not decided"}
 """With A > 0 a value mask has unbounded biases: the more tokens, the larger the largest."""
 
@@ -126,6 +129,13 @@ MIXERS = [
     Case(
         "gated deltanet negative rope",
         lambda: GatedDeltaNet(8, negative=True, position="rope", conv_width=0, gate="none"),
+    ),
+    Case("alibi", lambda: ALiBi(9, 3), verdicts=FADES, d_model=9),
+    Case("forgetting attention", lambda: ForgettingAttention(8, 2), verdicts=FADES),
+    Case(
+        "forgetting attention rope",
+        lambda: move(ForgettingAttention(8, position="rope")),
+        verdicts=FADES,
     ),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),

@@ -223,7 +223,7 @@ class Attention(Mixer):
         positions = token_positions(x.shape[1], x.device)
         q, k = self._project_and_rotate(x, positions, at)
         v = self._head_values(x)
-        return self.project(x, self._mix(q, k, v, self._key_bias(v, positions), at))
+        return self.project(x, self._mix(q, k, v, self._key_bias(x, v, positions), at))
 
     def start(self, batch: int, position: int = 0) -> AttentionState:
         """Return the state before the first token, which will stand at `position`."""
@@ -254,7 +254,7 @@ class Attention(Mixer):
         positions = token_positions(x.shape[1], x.device, state, keep)
         q, k = self._project_and_rotate(x, positions)
         v = self._head_values(x)
-        bias = self._key_bias(v, positions, keep)
+        bias = self._key_bias(x, v, positions, keep)
         if keep is not None:
             # Padding may hold anything, even NaN: it must not reach a score or value.
             k, v = (z.masked_fill(~keep[:, None, :, None], 0.0) for z in (k, v))
@@ -277,7 +277,7 @@ class Attention(Mixer):
         first, last, _ = (rows or slice(None)).indices(x.shape[1])
         positions = token_positions(x.shape[1], x.device)
         q, k = self._project_and_rotate(x, positions)
-        bias = self._key_bias(self._head_values(x), positions)
+        bias = self._key_bias(x, self._head_values(x), positions)
         # The rows' queries stand at the last of the keys, as in decoding.
         bias = None if bias is None else bias[..., :last]
         pattern = self._pattern(q[:, :, first:last], k[:, :, :last], bias)
@@ -345,17 +345,26 @@ class Attention(Mixer):
         q, k = self.hook_rot_q(q), self.hook_rot_k(k)
         return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
 
+    def _own_bias(
+        self,
+        x: Float[Tensor, "b s d"],
+        v: Float[Tensor, "b h_kv s p"],
+        positions: Positions,
+        keep: Bool[Tensor, "b s"] | None,
+    ) -> Float[Tensor, "b h_kv s"] | None:
+        """Return the bias that the layer itself gives the keys: the mask's."""
+        return None if self.mask is None else self.mask(v, positions)
+
     def _key_bias(
         self,
+        x: Float[Tensor, "b s d"],
         v: Float[Tensor, "b h_kv s p"],
         positions: Positions,
         keep: Bool[Tensor, "b s"] | None = None,
     ) -> Float[Tensor, "b h_kv s"] | None:
-        """Return the mask's bias; without a mask a hook may still put one in place of zeros."""
-        bias = None
-        if self.mask is not None:
-            bias = self.mask(v, positions)
-        elif self.hook_dynamic_mask.active or keep is not None:
+        """Return the keys' bias; where the layer has none, a hook may put one in place of zeros."""
+        bias = self._own_bias(x, v, positions, keep)
+        if bias is None and (self.hook_dynamic_mask.active or keep is not None):
             bias = v.new_zeros(v.shape[:-1])
         if bias is None:
             return None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.layers.attention import Attention
+from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
@@ -60,6 +61,8 @@ MIXERS = {
     "rwkv6": MixerKind(RWKV6, "fading key channels, and a shift by a token", "2404.05892"),
     "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
+    "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
+    "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
 }
 """The mixers by word."""
 

@@ -94,7 +94,7 @@ class Hidden(Attention):
         place = right_values(tokens_of(x))
         positions = torch.arange(x.shape[1])
         v = torch.zeros(len(x), self.n_kv_heads, x.shape[1], 1)
-        bias = self._key_bias(v, positions)
+        bias = self._key_bias(x, v, positions)
         assert bias is not None
         seen = bias[:, 0].gather(1, place.clamp(min=0)) > -5
         return answer(x, torch.where(seen, place, 0), at)
@@ -194,7 +194,7 @@ def test_what_a_mask_hides_without_harm_is_not_blamed():
         """Answers with the next pair's value, whatever the mask says."""
 
         def forward(self, x, at=None):
-            self._key_bias(torch.zeros(len(x), 1, x.shape[1], 1), torch.arange(x.shape[1]))
+            self._key_bias(x, torch.zeros(len(x), 1, x.shape[1], 1), torch.arange(x.shape[1]))
             return answer(x, next_pair(tokens_of(x)), at)
 
     mixer = Elsewhere(32, mask="soft", max_seq_len=24)

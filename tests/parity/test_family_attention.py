@@ -1,0 +1,83 @@
+"""Relatives of softmax attention, against flash-linear-attention's naive forms or their definition.
+
+Its layers call kernels that a CPU does not run; their steps are written out here.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from lab import peers
+from lab.layers.family.distance import ALiBi, ForgettingAttention
+from tests.normal import draw_normal
+from tests.parity.compare import assert_agree, draw_parameters
+
+ROUNDINGS = 1024
+"""Their sums are in fp32, and gradients of gates are small differences of them."""
+SHAPES = [(0, 1, 1, 5, 4), (1, 2, 2, 16, 6), (2, 1, 4, 33, 8)]
+"""(seed, batch, heads, tokens, width of a head)."""
+
+
+def split(z: Tensor, h: int) -> Tensor:
+    return rearrange(z, "b t (h p) -> b t h p", h=h)
+
+
+def merge(z: Tensor) -> Tensor:
+    return rearrange(z, "b t h p -> b t (h p)")
+
+
+def assert_same(
+    ours: nn.Module, theirs: nn.Module, weights, run, seed, b, t, d, roundings=ROUNDINGS
+):
+    dtype = next(theirs.parameters()).dtype
+    weights = {name: theirs.get_parameter(other) for name, other in weights.items()}
+    assert_agree(
+        ours, weights, theirs, run, draw_normal(b, t, d, dtype=dtype, seed=seed), roundings
+    )
+
+
+PROJECTIONS = {f"{name[0]}.weight": f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj")}
+PROJECTIONS["out.weight"] = "o_proj.weight"
+
+
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_alibi_is_its_definition(seed: int, b: int, h: int, t: int, p: int):
+    ours = draw_parameters(ALiBi(h * p, h))
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (split(f(x), h) for f in (ours.q, ours.k, ours.v))
+        slopes = 2.0 ** (-8 * torch.arange(1, h + 1, dtype=x.dtype) / h)
+        distance = torch.arange(t)[:, None] - torch.arange(t)
+        scores = torch.einsum("bthp,bshp->bhts", q, k) / p**0.5 - slopes[:, None, None] * distance
+        pattern = scores.masked_fill(distance < 0, -torch.inf).softmax(-1)
+        return ours.out(merge(torch.einsum("bhts,bshp->bthp", pattern, v)))
+
+    weights = {name: name for name, _ in ours.named_parameters()}
+    assert_same(ours, ours, weights, run, seed, b, t, h * p)
+
+
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_forgetting_attention_is_flas(seed: int, b: int, h: int, t: int, p: int):
+    layer = peers.load("fla.layers.forgetting_attn").ForgettingAttention
+    naive = peers.load("fla.ops.forgetting_attn.naive").naive_forgetting_attn
+    theirs = draw_parameters(layer(hidden_size=h * p, num_heads=h), torch.float32)
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (split(f(x), h) for f in (theirs.q_proj, theirs.k_proj, theirs.v_proj))
+        return theirs.o_proj(merge(naive(q, k, v, F.logsigmoid(theirs.f_proj(x).float()))))
+
+    weights = PROJECTIONS | {"f.weight": "f_proj.weight", "f.bias": "f_proj.bias"}
+    assert_same(ForgettingAttention(h * p, h), theirs, weights, run, seed, b, t, h * p)
+
+
+@pytest.mark.parametrize("cls", [ALiBi, ForgettingAttention])
+@torch.no_grad()
+def test_long_rows_are_exact_in_fp32(cls):
+    """Scores here fall by hundreds along the row, of which fp32 holds five decimals."""
+    mixer = draw_parameters(cls(8, 2))
+    x = draw_normal(1, 1300, 8, dtype=torch.float64)
+    exact = mixer(x)
+    single = mixer.float()(x.float())
+    assert (single - exact).abs().max() < 3e-6 * exact.abs().max()
