@@ -17,6 +17,8 @@ from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
+from lab.layers.family.sliding_window import SlidingWindowAttention
+from lab.layers.family.stickbreaking import StickBreakingAttention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
@@ -137,6 +139,10 @@ MIXERS = [
         lambda: move(ForgettingAttention(8, position="rope")),
         verdicts=FADES,
     ),
+    Case("sliding window", lambda: SlidingWindowAttention(8, 2, window=3)),
+    Case("sliding window of two", lambda: SlidingWindowAttention(8, window=2, position="none")),
+    Case("stick-breaking", lambda: StickBreakingAttention(8, 2)),
+    Case("stick-breaking current", lambda: move(StickBreakingAttention(8, current=True))),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),
     Case("ifa softmax all of 3", lambda: IFA(8, n_values=3, k=3, d_retrieval=2)),

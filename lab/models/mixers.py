@@ -21,6 +21,8 @@ from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
+from lab.layers.family.sliding_window import SlidingWindowAttention
+from lab.layers.family.stickbreaking import StickBreakingAttention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
@@ -63,6 +65,10 @@ MIXERS = {
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
+    "window": MixerKind(SlidingWindowAttention, "softmax over the last tokens", "2004.05150"),
+    "stickbreaking": MixerKind(
+        StickBreakingAttention, "nearer keys first take their share", "2410.17980"
+    ),
 }
 """The mixers by word."""
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from lab import peers
 from lab.layers.family.distance import ALiBi, ForgettingAttention
+from lab.layers.family.sliding_window import SlidingWindowAttention
+from lab.layers.family.stickbreaking import StickBreakingAttention
 from tests.normal import draw_normal
 from tests.parity.compare import assert_agree, draw_parameters
 
@@ -81,3 +83,39 @@ def test_long_rows_are_exact_in_fp32(cls):
     exact = mixer(x)
     single = mixer.float()(x.float())
     assert (single - exact).abs().max() < 3e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_sliding_window_is_flas(seed: int, b: int, h: int, t: int, p: int):
+    """Forgetting attention whose gates forget nothing, with a window."""
+    naive = peers.load("fla.ops.forgetting_attn.naive").naive_forgetting_attn
+    ours = SlidingWindowAttention(h * p, h, window=4, position="none")
+    ours = draw_parameters(ours, torch.float32)
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (split(f(x), h) for f in (ours.q, ours.k, ours.v))
+        return ours.out(merge(naive(q, k, v, x.new_zeros(b, t, h), window_size=4)))
+
+    weights = {name: name for name, _ in ours.named_parameters()}
+    assert_same(ours, ours, weights, run, seed, b, t, h * p)
+
+
+@torch.no_grad()
+def test_sliding_window_keeps_no_more_than_it_reads():
+    mixer = SlidingWindowAttention(8, 2, window=4)
+    _, state = mixer.prefill(draw_normal(2, 20, 8, dtype=torch.float32))
+    assert state.k.shape[2] == state.v.shape[2] == 4
+
+
+@pytest.mark.parametrize("current", [False, True])
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_stick_breaking_is_flas(seed: int, b: int, h: int, t: int, p: int, current: bool):
+    naive = peers.load("fla.ops.stickbreaking_attn.naive").naive_stickbreaking_attn
+    ours = draw_parameters(StickBreakingAttention(h * p, h, current=current))
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (split(f(x), h) for f in (ours.q, ours.k, ours.v))
+        return ours.out(merge(naive(q, k, v, attend_current=current)[0]))
+
+    weights = {name: name for name, _ in ours.named_parameters()}
+    assert_same(ours, ours, weights, run, seed, b, t, h * p)
