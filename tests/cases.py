@@ -8,6 +8,7 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
@@ -143,6 +144,8 @@ MIXERS = [
     Case("sliding window of two", lambda: SlidingWindowAttention(8, window=2, position="none")),
     Case("stick-breaking", lambda: StickBreakingAttention(8, 2)),
     Case("stick-breaking current", lambda: move(StickBreakingAttention(8, current=True))),
+    Case("differential attention", lambda: DifferentialAttention(8, 2)),
+    Case("differential moved", lambda: move(DifferentialAttention(6, position="none")), d_model=6),
     Case("ifa softmax", lambda: IFA(8)),
     Case("ifa softmax 2 of 5", lambda: IFA(8, 2, n_values=5, k=2)),
     Case("ifa softmax all of 3", lambda: IFA(8, n_values=3, k=3, d_retrieval=2)),

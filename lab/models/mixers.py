@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.layers.attention import Attention
+from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
@@ -69,6 +70,7 @@ MIXERS = {
     "stickbreaking": MixerKind(
         StickBreakingAttention, "nearer keys first take their share", "2410.17980"
     ),
+    "diff": MixerKind(DifferentialAttention, "the difference of two softmaxes", "2410.05258"),
 }
 """The mixers by word."""
 

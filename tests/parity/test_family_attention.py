@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab import peers
+from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.family.stickbreaking import StickBreakingAttention
@@ -116,6 +117,30 @@ def test_stick_breaking_is_flas(seed: int, b: int, h: int, t: int, p: int, curre
     def run(x: Tensor) -> Tensor:
         q, k, v = (split(f(x), h) for f in (ours.q, ours.k, ours.v))
         return ours.out(merge(naive(q, k, v, attend_current=current)[0]))
+
+    weights = {name: name for name, _ in ours.named_parameters()}
+    assert_same(ours, ours, weights, run, seed, b, t, h * p)
+
+
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_differential_attention_is_its_definition(seed: int, b: int, h: int, t: int, p: int):
+    ours = DifferentialAttention(h * p, h, lambda_init=0.3, position="none")
+    ours = draw_parameters(ours)
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (split(f(x), h) for f in (ours.q, ours.k, ours.v))
+        later = torch.ones(t, t, dtype=torch.bool).triu(1)
+        first, second = (
+            (torch.einsum("bthn,bshn->bhts", q[..., part], k[..., part]) / (p / 2) ** 0.5)
+            .masked_fill(later, -torch.inf)
+            .softmax(-1)
+            for part in (slice(0, p // 2), slice(p // 2, p))
+        )
+        l1, m1, l2, m2 = ours.lambdas
+        pattern = first - ((l1 @ m1).exp() - (l2 @ m2).exp() + 0.3) * second
+        z = torch.einsum("bhts,bshp->bthp", pattern, v)
+        z = z * (z.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * ours.norm_weight * 0.7
+        return ours.out(merge(z))
 
     weights = {name: name for name, _ in ours.named_parameters()}
     assert_same(ours, ours, weights, run, seed, b, t, h * p)

@@ -82,7 +82,7 @@ class ForgettingAttention(DistanceAttention):
         n_heads: heads h.
         position: "none", as the gates tell order; "rope" rotates queries and keys besides.
 
-    Source: Lin et al. 2025 (2503.02130), eqs. 4–6.
+    Source: Lin et al. 2025 (2503.02130).
     """
 
     input_hooks = ("hook_q", "hook_k", "hook_v", "hook_log_forget")

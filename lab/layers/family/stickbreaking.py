@@ -20,7 +20,7 @@ class StickBreakingAttention(Attention):
         n_heads: heads h.
         current: whether a query may take its own token too: s ≤ t in place of s < t.
 
-    Source: Tan et al. 2024 (2410.17980), eqs. 1–4.
+    Source: Tan et al. 2024 (2410.17980).
     """
 
     matrix_form = "A, rows sum to at most 1"
