@@ -345,16 +345,6 @@ class Attention(Mixer):
         q, k = self.hook_rot_q(q), self.hook_rot_k(k)
         return rearrange(q, "b t h p -> b h t p"), rearrange(k, "b t h p -> b h t p")
 
-    def _own_bias(
-        self,
-        x: Float[Tensor, "b s d"],
-        v: Float[Tensor, "b h_kv s p"],
-        positions: Positions,
-        keep: Bool[Tensor, "b s"] | None,
-    ) -> Float[Tensor, "b h_kv s"] | None:
-        """Return the bias that the layer itself gives the keys: the mask's."""
-        return None if self.mask is None else self.mask(v, positions)
-
     def _key_bias(
         self,
         x: Float[Tensor, "b s d"],
@@ -362,9 +352,11 @@ class Attention(Mixer):
         positions: Positions,
         keep: Bool[Tensor, "b s"] | None = None,
     ) -> Float[Tensor, "b h_kv s"] | None:
-        """Return the keys' bias; where the layer has none, a hook may put one in place of zeros."""
-        bias = self._own_bias(x, v, positions, keep)
-        if bias is None and (self.hook_dynamic_mask.active or keep is not None):
+        """Return the mask's bias; without a mask a hook may still put one in place of zeros."""
+        bias = None
+        if self.mask is not None:
+            bias = self.mask(v, positions)
+        elif self.hook_dynamic_mask.active or keep is not None:
             bias = v.new_zeros(v.shape[:-1])
         if bias is None:
             return None

@@ -5,6 +5,8 @@ belongs to the query cancels in the softmax, so a bias d_s of the keys is enough
 row, so it is kept in fp64, and each block of queries sees it as a difference from its own last key.
 """
 
+from abc import abstractmethod
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -20,7 +22,31 @@ BLOCK = 64
 
 
 class DistanceAttention(Attention):
-    """Attention with a bias of the keys that never falls along a row, exact over long rows."""
+    """Attention with a bias of the keys that never falls along a row, exact over long rows.
+
+    A hook on `hook_dynamic_mask` adds a bias to it. Heads of keys are as many as of queries.
+    """
+
+    @abstractmethod
+    def _place(
+        self,
+        x: Float[Tensor, "b s d"],
+        positions: Positions,
+        keep: Bool[Tensor, "b s"] | None,
+    ) -> Float[Tensor, "#b h s"]:
+        """Return d_s in fp64, which begins at 0 or above."""
+
+    def _key_bias(
+        self,
+        x: Float[Tensor, "b s d"],
+        v: Float[Tensor, "b h s p"],
+        positions: Positions,
+        keep: Bool[Tensor, "b s"] | None = None,
+    ) -> Float[Tensor, "b h s"]:
+        """Return where the keys stand, with the bias of padding or a hook if there is one."""
+        place = self._place(x, positions, keep).expand(v.shape[:-1])
+        bias = super()._key_bias(x, v, positions, keep)
+        return place if bias is None else place + bias
 
     def _mix(
         self,
@@ -61,15 +87,15 @@ class ALiBi(DistanceAttention):
         super().__init__(d_model, n_heads, position="none")
         self.slopes = [2.0 ** (-8 * (h + 1) / n_heads) for h in range(n_heads)]
 
-    def _own_bias(
+    def _place(
         self,
         x: Float[Tensor, "b s d"],
-        v: Float[Tensor, "b h s p"],
         positions: Positions,
         keep: Bool[Tensor, "b s"] | None,
-    ) -> Float[Tensor, "b h s"]:
-        slopes = torch.tensor(self.slopes, dtype=torch.float64, device=v.device)
-        return (slopes[:, None] * positions.unsqueeze(-2)).expand(v.shape[:-1])
+    ) -> Float[Tensor, "#b h s"]:
+        slopes = torch.tensor(self.slopes, dtype=torch.float64, device=x.device)
+        place = slopes[:, None] * positions.unsqueeze(-2)
+        return place if place.ndim == 3 else place[None]
 
 
 class ForgettingAttention(DistanceAttention):
@@ -99,14 +125,15 @@ class ForgettingAttention(DistanceAttention):
         keep: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t d"], AttentionState]:
         """Return the outputs of further tokens, and the state; its bias counts from their last."""
+        # Before the outputs: what a hook keeps last is what they are made of.
+        total = self._sum_gates(x, keep)[..., -1:]
         y, after = super().prefill(x, state, keep)
         assert after.bias is not None
-        return y, after._replace(bias=after.bias + self._sum_gates(x, keep)[..., -1:])
+        return y, after._replace(bias=after.bias + total)
 
-    def _own_bias(
+    def _place(
         self,
         x: Float[Tensor, "b s d"],
-        v: Float[Tensor, "b h s p"],
         positions: Positions,
         keep: Bool[Tensor, "b s"] | None,
     ) -> Float[Tensor, "b h s"]:

@@ -51,12 +51,13 @@ class SlidingWindowAttention(Attention):
         k, v = (z.take_along_dim(kept[..., None], 2) for z in (after.k, after.v))
         return y, after._replace(k=k, v=v, bias=after.bias.take_along_dim(kept, 2))
 
-    def _own_bias(
+    def _key_bias(
         self,
         x: Float[Tensor, "b s d"],
         v: Float[Tensor, "b h s p"],
         positions: Positions,
-        keep: Bool[Tensor, "b s"] | None,
+        keep: Bool[Tensor, "b s"] | None = None,
     ) -> Float[Tensor, "b h s"]:
-        """Return zeros: of equal keys, the window keeps the latest (`lab.ops.top_keys`)."""
-        return v.new_zeros(v.shape[:-1])
+        """Return zeros where a mask has none: of equal keys the window keeps the latest."""
+        bias = super()._key_bias(x, v, positions, keep)
+        return v.new_zeros(v.shape[:-1]) if bias is None else bias

@@ -10,6 +10,8 @@ from torch.testing import assert_close
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.convolution import CausalConvolution
+from lab.layers.family.differential import DifferentialAttention
+from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
@@ -27,6 +29,8 @@ from lab.layers.ssd import SSD
 SMALL: dict[type[nn.Module], dict[str, Any]] = {
     Attention: {"d_model": 8, "n_heads": 2},
     InnerFunctionAttention: {"d_model": 8, "n_heads": 2},
+    SlidingWindowAttention: {"d_model": 8, "n_heads": 2},
+    DifferentialAttention: {"d_model": 8, "n_heads": 2},
     SSD: {"d_model": 12, "n_heads": 4},
     MLP: {"d_model": 8},
     CausalConvolution: {"channels": 3},
@@ -54,6 +58,9 @@ BAD: list[tuple[type[nn.Module], dict[str, Any], str]] = [
     (Attention, {"mask": "hard"}, "must be one of none, literal, straight-through, soft"),
     (Attention, {"window": 4}, "window=4 needs a mask"),
     (Attention, {"mask": "value", "window": 0}, "window=0 must be at least 1"),
+    (SlidingWindowAttention, {"window": 0}, "window=0 must be at least 1"),
+    (DifferentialAttention, {"n_heads": 4}, "d_model / n_heads = 2 must be a multiple of 4 for"),
+    (DifferentialAttention, {"lambda_init": 1.0}, "lambda_init=1.0 must be in"),
     (InnerFunctionAttention, {"k": 3}, "k=3 must be between 1 and n_values=2"),
     (InnerFunctionAttention, {"d_retrieval": 0}, "d_retrieval=0 must be at least 1"),
     (
