@@ -123,7 +123,7 @@ class BlockMixer:
         at, of = (torch.from_numpy(z).to(self.x.device) for z in (targets, sources))
         found: list[Tensor] = []
         for rows, matrix in self.blocks(row):
-            found = found or list(torch.zeros(len(matrix), *at.shape, dtype=torch.float64))
+            found = found or [torch.zeros(at.shape, dtype=torch.float64) for _ in matrix]
             inside = (at >= rows.start) & (at < rows.stop) & (of <= at)
             if inside.any():
                 entry = matrix[:, at[inside] - rows.start, of[inside]].abs().double()

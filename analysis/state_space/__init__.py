@@ -32,7 +32,7 @@ from analysis.figures.picture import Heatmap, Picture, choose_pool, draw_heatmap
 from analysis.plain import figure_only
 from analysis.state_space.recurrence import (
     HELD,
-    Recurrence,
+    SSDRecurrence,
     choose_rows,
     collect_recurrences,
     index_heads,
@@ -206,17 +206,17 @@ class Contexts(Finding):
         return curves([Curves(lines, y, height=260)], x)
 
 
-def measure_memory(found: Sequence[Recurrence]) -> tuple[StateMemory, Contexts]:
+def measure_memory(found: Sequence[SSDRecurrence]) -> tuple[StateMemory, Contexts]:
     """Measure how long heads remember, and their effective context by position."""
     n_rows, seq_len = found[0].dt.shape[:2]
     layers, heads = index_heads(found)
 
-    def average(measure: Callable[[Recurrence, int], Tensor]) -> Float[np.ndarray, "h n"]:
+    def average(measure: Callable[[SSDRecurrence, int], Tensor]) -> Float[np.ndarray, "h n"]:
         """Return the mean over rows of the batch that have a number."""
         by_row = [torch.cat([measure(layer, row) for layer in found]) for row in range(n_rows)]
         return torch.stack(by_row).double().nanmean(0).cpu().numpy()
 
-    context = average(Recurrence.measure_contexts)
+    context = average(SSDRecurrence.measure_contexts)
     powers = np.round(2 ** (np.arange(2 * seq_len.bit_length()) / 2)).astype(int) - 1
     positions = np.unique([*powers[powers < seq_len], seq_len - 1])
     uniform = np.ceil(HELD * np.arange(1, seq_len + 1) - 1e-6)
@@ -225,7 +225,7 @@ def measure_memory(found: Sequence[Recurrence]) -> tuple[StateMemory, Contexts]:
         heads=heads,
         half_life=torch.cat([layer.half_lives for layer in found]).cpu().numpy(),
         context=context.mean(-1),
-        decay=average(Recurrence.measure_decay_share),
+        decay=average(SSDRecurrence.measure_decay_share),
         uniform_context=float(uniform.mean()),
         initial=None,
     )
@@ -301,7 +301,7 @@ class RoleMeans(Finding):
 
 
 def measure_roles(
-    found: Sequence[Recurrence], batch: Batch, role_names: tuple[str, ...]
+    found: Sequence[SSDRecurrence], batch: Batch, role_names: tuple[str, ...]
 ) -> RoleMeans:
     """Average step, decay, write and read over the tokens of each role."""
     present = [role for role in range(len(role_names)) if (batch.roles == role).any()]
@@ -367,7 +367,7 @@ class Magnitudes(Finding):
         )
 
 
-def measure_magnitudes(layer: Recurrence, subject: Subject) -> Magnitudes:
+def measure_magnitudes(layer: SSDRecurrence, subject: Subject) -> Magnitudes:
     """Measure log₁₀|M̃| of a layer on the subject's first row."""
     seq_len = layer.dt.shape[1]
     pool = choose_pool(layer.n_heads, seq_len)

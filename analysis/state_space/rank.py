@@ -22,7 +22,7 @@ from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, curves, make_head_lines, name_heads
 from analysis.plain import figure_only
 from analysis.state_space.recurrence import (
-    Recurrence,
+    SSDRecurrence,
     choose_rows,
     collect_recurrences,
     index_heads,
@@ -189,7 +189,7 @@ def effective_rank(values: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
 
 
 def _compute_sigmas(
-    found: Sequence[Recurrence], splits: Sequence[int]
+    found: Sequence[SSDRecurrence], splits: Sequence[int]
 ) -> list[Float[Tensor, "b h k"]]:
     """Return the singular values of all heads by split, those of smaller states padded with 0."""
     sigmas = []

@@ -37,7 +37,7 @@ HOOKS = ["hook_dt", "hook_log_decay", "hook_B_rot", "hook_C_rot", "hook_ssm_out"
 
 
 @dataclass(frozen=True)
-class Recurrence:
+class SSDRecurrence:
     """What one SSD layer does to the rows of a batch.
 
     Attributes:
@@ -59,7 +59,7 @@ class Recurrence:
     reads: Float[Tensor, "b t h p"]
 
     @classmethod
-    def of(cls, mixer: BlockMixer) -> "Recurrence":
+    def of(cls, mixer: BlockMixer) -> "SSDRecurrence":
         """Return what an SSD mixer does to its input."""
         module = mixer.module
         assert isinstance(module, SSD)
@@ -173,10 +173,10 @@ def choose_rows(subject: Subject) -> Batch:
     return subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
 
 
-def collect_recurrences(model: LanguageModel, batch: Batch) -> list[Recurrence]:
+def collect_recurrences(model: LanguageModel, batch: Batch) -> list[SSDRecurrence]:
     """Return the SSD layers of a model on some rows."""
     mixers = collect_mixers(model, batch)
-    return [Recurrence.of(mixer) for mixer in mixers if isinstance(mixer.module, SSD)]
+    return [SSDRecurrence.of(mixer) for mixer in mixers if isinstance(mixer.module, SSD)]
 
 
 def load_initial_model(subject: Subject) -> LanguageModel | None:
@@ -187,7 +187,7 @@ def load_initial_model(subject: Subject) -> LanguageModel | None:
 
 
 def index_heads(
-    found: Sequence[Recurrence],
+    found: Sequence[SSDRecurrence],
 ) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
     """Return the layer of each head of all layers, and the head's index in its layer."""
     counts = [layer.n_heads for layer in found]

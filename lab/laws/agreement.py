@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from lab.files import describe_error
 from lab.laws.causal import compare_beside_special, list_special, name_special
 from lab.laws.comparison import run_trials
-from lab.laws.law import Law, MatrixMixer, Trial, Verdict
+from lab.laws.law import Law, MatrixModule, Trial, Verdict
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, copy_module, draw
 from lab.laws.reproduction import write_program
@@ -310,7 +310,7 @@ def _differentiate(form: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor,
 
 def judge_matrix(module: nn.Module, probes: Probes) -> Verdict:
     """forward(x) = project(x, matrix(x) @ values(x))."""
-    if not isinstance(module, MatrixMixer):
+    if not isinstance(module, MatrixModule):
         missing = "the module has no matrix, values and project"
         return Verdict(MATRIX.name, "not applicable", missing)
     return run_trials(MATRIX.name, module, probes, _list_matrix)

@@ -72,7 +72,7 @@ class Law:
 
 
 @runtime_checkable
-class MatrixMixer(Protocol):
+class MatrixModule(Protocol):
     """A module that can return its mixing: forward(x) = project(x, matrix(x) @ values(x))."""
 
     def matrix(self, x: Tensor, /) -> Tensor:
@@ -89,7 +89,7 @@ class MatrixMixer(Protocol):
 
 
 @runtime_checkable
-class Decoder(Protocol):
+class DecodingModule(Protocol):
     """A module that can go on from a state, which may tell its `position` [b].
 
     Two more attributes are claims: `relative`, whether only differences of positions count, and

@@ -78,7 +78,7 @@ def delta(
     if chunk_len < 1:
         raise ValueError(f"{chunk_len=} must be at least 1")
     b, t, h, n = q.shape
-    chunks = _Chunks(q, k, v, log_decay, match, erase, _choose_len(t, chunk_len))
+    chunks = _DeltaChunks(q, k, v, log_decay, match, erase, _choose_len(t, chunk_len))
     state = chunks.k.new_zeros(b, h, n, v.shape[-1])
     states, last = chunks.pass_on(state if initial_state is None else initial_state.to(state))
     return chunks.read(states)[:, :t].to(v.dtype), last
@@ -155,7 +155,7 @@ def delta_matrix(
     """
     _check(q, k, k, log_decay, match, erase, None)
     t, rows = q.shape[1], slice(None) if rows is None else rows
-    chunks = _Chunks(q, k, k, log_decay, match, erase, _choose_len(t, t))
+    chunks = _DeltaChunks(q, k, k, log_decay, match, erase, _choose_len(t, t))
     M = chunks.query_key
     if chunks.match is not None:
         # M − (Q E) (I + M E)⁻¹ (M K), each product decayed; with E = K it is Q K (I + M K)⁻¹.
@@ -185,7 +185,7 @@ def _update(state, k, v, log_decay, match, erase):
     return state + k[..., None] * v[..., None, :]
 
 
-class _Chunks:
+class _DeltaChunks:
     """The tokens in chunks [b h c l …], and what each chunk does to the state that it finds.
 
     W = (I + tril(m e))⁻¹ (m S + tril(m k) v) is what its tokens read at m, each product decayed by

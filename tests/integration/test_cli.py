@@ -183,7 +183,7 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
         ("--d-model 6 --n-heads 2", ("3", "even")),
         ("--seq-len 16 --n-pairs 5 --vocab-size 64", ("n_pairs=5", "4")),
         ("--d-model 65 --n-heads 2", ("d_model=65", "n_heads=2")),
-        ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, N")),
+        ("--stack ZM", ("unknown mixer 'Z'", "A, S, I, ")),
         ("--stack UM", ("U is your own mixer", "--model")),
         ("--option A.masc=soft", ("A.masc", "mean mask?")),
         ("--option A.mask=hard", ("A.mask='hard'", "soft")),

@@ -61,7 +61,9 @@ def test_one_analysis_of_other_weights_on_stdout(run):
     assert told == json.loads((run / "analysis-step4.json").read_text())
     assert list(told["analyses"]) == ["matrices"]
     assert told["step"] == 4
-    assert "the model after step 4, not its last" in (run / "report-step4.html").read_text()
+    assert (
+        "the model after step 4, which is not its last" in (run / "report-step4.html").read_text()
+    )
 
 
 def state_of(run: Path) -> dict[str, tuple[int, str]]:
