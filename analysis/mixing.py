@@ -129,7 +129,7 @@ class BlockMixer:
                 entry = matrix[:, at[inside] - rows.start, of[inside]].abs().double()
                 total = matrix.abs().sum(-1, dtype=torch.float64)[:, at[inside] - rows.start]
                 for head, share in enumerate(entry / total.clamp(min=TINY)):
-                    found[head][inside.cpu()] = share.cpu()
+                    found[head][inside.cpu()] = share.detach().cpu()
         return torch.stack(found).numpy()
 
     def _check_matrix(self, matrix: Tensor, height: int) -> Tensor:

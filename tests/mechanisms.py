@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.layers.attention import Attention
+from lab.layers.mixer import adapt
 from lab.layers.ssd import SSD
 from lab.models import Block, LanguageModel, build
 from tasks.mqar import MQAR
@@ -85,7 +86,7 @@ def replaced(model: LanguageModel, layer: int, by: nn.Module) -> LanguageModel:
     """Return the model with another mixer in a block."""
     block = model.blocks[layer]
     assert isinstance(block, Block)
-    block.mixer = by
+    block.mixer = adapt(by)
     return model
 
 

@@ -40,8 +40,8 @@ class Adapted(NamedTuple):
     """A foreign module as a module from [b t d] to [b t e].
 
     Attributes:
-        module: the adapter that holds it, a `DecodingModule` if it can decode; or the module itself, if it
-            needs no adapter.
+        module: the adapter that holds it, a `DecodingModule` if it can decode; or the module
+            itself, if it needs no adapter.
         d_model: width d of the inputs to try it on.
         notes: what was recognised by trying.
         recipe: the expression that makes the adapter from a variable `module`.

@@ -26,6 +26,9 @@ class CausalConvolution(nn.Module):
     Source: § Related Work, position by convolution.
     """
 
+    bias: nn.Parameter
+    """None without a bias."""
+
     def __init__(self, channels: int, width: int = 4, *, bias: bool = True):
         super().__init__()
         for field, value in (("channels", channels), ("width", width)):
@@ -34,9 +37,8 @@ class CausalConvolution(nn.Module):
         self.width = width
         # Drawn as nn.Conv1d draws it; the last column is the token's own.
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-1, 1) * width**-0.5)
-        self.bias = None
-        if bias:
-            self.bias = nn.Parameter(torch.empty(channels).uniform_(-1, 1) * width**-0.5)
+        drawn = torch.empty(channels).uniform_(-1, 1) * width**-0.5 if bias else None
+        self.register_parameter("bias", None if drawn is None else nn.Parameter(drawn))
 
     def forward(
         self,

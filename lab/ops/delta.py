@@ -196,18 +196,19 @@ class _DeltaChunks:
 
     def __init__(self, q, k, v, log_decay, match, erase, length):
         high = promote(k)
-        self.q, self.k, self.v, self.match, self.erase = (
-            None if z is None else _cut(z.to(high), length) for z in (q, k, v, match, erase)
+        self.q, self.k, self.v = (_cut(z.to(high), length) for z in (q, k, v))
+        self.match, self.erase = (
+            None if z is None else _cut(z.to(high), length) for z in (match, erase)
         )
         if log_decay is not None:
             log_decay = _cut(log_decay.to(high), length)
         channels = log_decay is not None and log_decay.ndim == self.k.ndim
         self.decay = _ChannelDecay(log_decay) if channels else _ScalarDecay(log_decay, self.k)
-        left = [self.q] if match is None else [self.q, self.match]
+        left = [self.q] if self.match is None else [self.q, self.match]
         products = self.decay.multiply(torch.stack(left), self.k[None])
         self.query_key, self.match_key = products[0], products[-1]
         self.query_erase, match_erase = products[0], products[-1]
-        if erase is not None:
+        if self.erase is not None:
             self.query_erase, match_erase = self.decay.multiply(torch.stack(left), self.erase[None])
         if match is not None:
             self.corrections = match_erase.tril(-1)  # the unit diagonal is not stored

@@ -224,7 +224,7 @@ def test_a_token_shows_where_a_head_looks_from_it(run, examination, visit):
     assert chips.count() == 32
     chips.nth(20).hover()
     subject = examination.subject
-    row = int(re.search(r"Row (\d+)", found.title)[1])
+    row = int(found.title.split()[1])
     mixers = collect_mixers(subject.model, subject.batch[row : row + 1])
     matrices = torch.cat([mixer.matrix(0).abs() for mixer in mixers]).detach()
     share = (matrices[1, 20] / matrices[1, 20].sum()).tolist()

@@ -144,7 +144,7 @@ class ForgettingAttention(DistanceAttention):
     ) -> Float[Tensor, "b h t"]:
         """Return the running sum of log f in fp64; padding forgets nothing."""
         with disable_autocast(x):
-            logits = F.linear(x, self.f.weight.to(x), self.f.bias.to(x)).double()
+            logits = self.f(x).double()
         gates = self.hook_log_forget(F.logsigmoid(logits))
         if keep is not None:
             gates = gates.masked_fill(~keep[..., None], 0.0)

@@ -161,7 +161,7 @@ def test_editing_is_the_loop_over_rows(stack):
                 assert isinstance(block, Block)
                 inner = block.mixer
                 assert inner is not None
-                block.mixer = Edit(inner, arm, pairs, row)
+                block.mixer = adapt(Edit(inner, arm, pairs, row))
                 logits = model(pairs.clean.inputs[row : row + 1])[0]
                 block.mixer = inner
                 whole = model(pairs.clean.inputs[row : row + 1])[0]

@@ -11,6 +11,7 @@ from analysis.examination import examine
 from analysis.pages.page import PagePart, build_page, show_finding
 from analysis.rows.samples import measure, spell
 from lab.config import ModelConfig, TrainConfig
+from lab.layers.mixer import adapt
 from lab.models import Block, build
 from lab.training.run import Run
 from tasks.language import Language
@@ -89,7 +90,7 @@ def test_a_mixer_that_cannot_decode_still_has_its_bits(task):
     of = subject(task)
     block = of.model.blocks[0]
     assert isinstance(block, Block)
-    block.mixer = Opaque()
+    block.mixer = adapt(Opaque())
     (found,) = measure(of)
     assert found.samples == ()
     assert "there are no continuations: Opaque cannot decode" in found.says

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from analysis.mixing import BlockMixer
 from analysis.state_space.rank import effective_rank, rank
-from analysis.state_space.recurrence import Recurrence
+from analysis.state_space.recurrence import SSDRecurrence
 from lab.layers.ssd import SSD
 from lab.ops.ssd_forms import scan_states, state_writes
 from tests.normal import draw_normal
@@ -25,9 +25,9 @@ VARIANTS: list[dict[str, Any]] = [
 every_variant = pytest.mark.parametrize("options", VARIANTS, ids=str)
 
 
-def recurrence(module: SSD, x: Tensor | None = None) -> Recurrence:
+def recurrence(module: SSD, x: Tensor | None = None) -> SSDRecurrence:
     with torch.no_grad():
-        return Recurrence.of(BlockMixer(0, module, draw_normal(2, 11, 12) if x is None else x))
+        return SSDRecurrence.of(BlockMixer(0, module, draw_normal(2, 11, 12) if x is None else x))
 
 
 def constant(a: float, dt: float = 1.0, **options: Any) -> SSD:
@@ -131,7 +131,7 @@ def test_without_decay_nothing_is_forgotten():
     assert (found.measure_decay_share(0) == 0).all()
 
 
-def same_everywhere(module: SSD) -> Recurrence:
+def same_everywhere(module: SSD) -> SSDRecurrence:
     """Return what a layer does to a token that is repeated: B, C and x are constant."""
     return recurrence(module, draw_normal(1, 1, 12).expand(1, 40, 12))
 

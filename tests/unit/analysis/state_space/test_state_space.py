@@ -13,7 +13,7 @@ from analysis.mixing import BlockMixer
 from analysis.state_space import DECADES, Magnitudes, RoleMeans, StateMemory
 from analysis.state_space import rank as state_rank
 from analysis.state_space.rank import StateSpectrum
-from analysis.state_space.recurrence import Recurrence
+from analysis.state_space.recurrence import SSDRecurrence
 from lab.config import ModelConfig, TrainConfig
 from lab.layers.ssd import SSD
 from lab.models import build
@@ -61,7 +61,7 @@ def test_means_by_role_are_the_loop():
         norm = found.model.get_submodule("blocks.0.norm_mixer")
         module = found.model.get_submodule("blocks.0.mixer")
         assert isinstance(module, SSD)
-        first = Recurrence.of(BlockMixer(0, module, norm(embedded)))
+        first = SSDRecurrence.of(BlockMixer(0, module, norm(embedded)))
     seen: dict[tuple[int, int], list[float]] = {}
     for b in range(4):
         for t in range(16):
