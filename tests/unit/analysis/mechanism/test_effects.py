@@ -24,7 +24,7 @@ from analysis.mechanism.effects import (
 )
 from analysis.scoring import scored
 from lab.layers.attention import Attention
-from lab.layers.mixer import MatrixMixer
+from lab.layers.mixer import MatrixMixer, adapt
 from lab.models import Block, build
 from tests import mechanisms
 from tests.unit.analysis.mechanism.planted import (
