@@ -9,8 +9,8 @@ replaces what the state held. What the mixers of the family give it:
 
     linear attention, RetNet, GLA, HGRN2     q, k, v and the decay; no m
     DeltaNet, Gated DeltaNet, KDA            k = β κ, m = κ, |κ| = 1: v replaces what κ held
-    Comba                                    k = β κ, m = s κ
-    RWKV-7                                   a decay w a channel, m = κ̂ / w, e = −(a ⊙ κ̂) …
+    Comba                                    k = β κ, m = s κ / exp g, as it reads before the decay
+    RWKV-7                                   a decay w a channel, m = κ̂ / w, e = a ⊙ κ̂
     Gated DeltaProduct                       r virtual tokens a token: all but the first without
                                              decay, the output of the last one
     RWKV-6, Mamba-3                          read S_{t−1}: the q of the next token, moved by one
@@ -95,6 +95,7 @@ def delta_loop(
     initial_state: Float[Tensor, "_ _ _ _"] | None = None,
 ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n p"]]:
     """Return what `delta` returns, token by token: the definition."""
+    _check(q, k, v, log_decay, match, erase, initial_state)
     states = delta_states(k, v, log_decay, match, erase, initial_state)
     y = torch.einsum("bthnp,bthn->bthp", states, q.to(states))
     return y.to(v.dtype), states[:, -1]
@@ -135,6 +136,7 @@ def delta_step(
     state: Float[Tensor, "b h n p"],
 ) -> tuple[Float[Tensor, "b h p"], Float[Tensor, "b h n p"]]:
     """Return the output of one token and the state after it; arguments as those of `delta`."""
+    _check(q, k, v, log_decay, match, erase, state, "state")
     state = _update(state, k, v, log_decay, match, erase)
     return torch.einsum("bhnp,bhn->bhp", state, q.to(state)).to(v.dtype), state
 
@@ -359,22 +361,22 @@ def _cut(z: Tensor, length: int) -> Tensor:
     return z.unflatten(2, (-1, length))
 
 
-def _check(q, k, v, log_decay, match, erase, state) -> None:
-    b, t, h, n = q.shape
-    if t < 1:
-        raise ValueError("q has no tokens, must have at least 1")
+def _check(q, k, v, log_decay, match, erase, state, state_name="initial_state") -> None:
+    """Refuse shapes that do not fit, of a row of tokens [b t h …] or of one token [b h …]."""
+    *lead, n = q.shape
+    p = v.shape[-1]
+    if 0 in lead[1:-1]:
+        raise ValueError("there are t=0 tokens, must be at least 1")
     for name, z, shape in (
-        ("k", k, [b, t, h, n]),
-        ("v", v, [b, t, h, v.shape[-1]]),
-        ("match", match, [b, t, h, n]),
-        ("erase", erase, [b, t, h, n]),
-        ("initial_state", state, [b, h, n, v.shape[-1]]),
+        ("k", k, [*lead, n]),
+        ("v", v, [*lead, p]),
+        ("match", match, [*lead, n]),
+        ("erase", erase, [*lead, n]),
+        (state_name, state, [lead[0], lead[-1], n, p]),
     ):
         if z is not None and list(z.shape) != shape:
             raise ValueError(f"{name} is {list(z.shape)}, must be {shape}")
-    if log_decay is not None and list(log_decay.shape) not in ([b, t, h], [b, t, h, n]):
-        raise ValueError(
-            f"log_decay is {list(log_decay.shape)}, must be {[b, t, h]} or {[b, t, h, n]}"
-        )
+    if log_decay is not None and list(log_decay.shape) not in (lead, [*lead, n]):
+        raise ValueError(f"log_decay is {list(log_decay.shape)}, must be {lead} or {[*lead, n]}")
     if erase is not None and match is None:
         raise ValueError("erase needs a match: what is taken away is what the state holds there")
