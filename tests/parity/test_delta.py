@@ -199,7 +199,7 @@ CASES = {
 
 
 def draw(needs: str, seed: int) -> Inputs:
-    """Draw a shape and inputs in fp32: unit keys, 0 < β < 2, decays of all kinds."""
+    """Draw a shape and a mixer's inputs of it, in fp32: unit keys, β < 2, any decays."""
     words, rng = needs.split(), random.Random(seed)
     b, h, n, p = rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 9), rng.randint(1, 9)
     t = 2 * CHUNK * rng.randint(1, 3) if "whole" in words else rng.randint(1, 40)

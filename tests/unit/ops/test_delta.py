@@ -55,6 +55,27 @@ def test_fp32_over_4096_tokens_is_exact_to_a_hundred_thousandth(decay, correctio
         assert (actual - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
+@every_kind
+@pytest.mark.parametrize("keys", [2, 512], ids=["two keys in turns", "all keys differ"])
+def test_fp32_gradients_over_512_tokens_are_exact_to_a_hundred_thousandth(decay, correction, keys):
+    single = problem(decay, correction, b=1, t=512, h=1, n=16, p=8, dtype=torch.float32)
+    if correction != "none" and keys == 2:
+        single["match"] = single["match"][:, torch.arange(512) % 2]
+        rate = 1.9 + 0.1 * draw_normal(1, 512, 1, 1, seed=8, dtype=torch.float32).sigmoid()
+        single["k" if correction == "key" else "erase"] = rate * single["match"]
+
+    def differentiate(form, given: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        leaves = {name: z.clone().requires_grad_() for name, z in given.items()}
+        loss = torch.zeros((), dtype=torch.float64)
+        for i, z in enumerate(form(**leaves)):
+            loss = loss + (z * draw_normal(*z.shape, seed=11 + i)).sum()
+        return torch.autograd.grad(loss, list(leaves.values()))
+
+    expected = differentiate(delta_loop, {name: z.double() for name, z in single.items()})
+    for name, actual, exact in zip(single, differentiate(delta, single), expected, strict=True):
+        assert (actual - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+
+
 def count_saved_bytes(form, given: dict[str, Tensor], **options) -> int:
     """Return the bytes of all storages that a form's backward would read, its inputs aside."""
     leaves = {name: z.clone().requires_grad_() for name, z in given.items()}
