@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lab.bench import BENCHMARKS, ON_GPU, attention, experts, rows, scaling, ssd, step
+from lab.bench import BENCHMARKS, ON_GPU, attention, delta, experts, rows, scaling, ssd, step
 from lab.bench.ratio import Contest, Ratio
 from lab.cli import app
 from lab.models import build
@@ -84,6 +84,18 @@ def test_every_form_of_ssd_computes_the_same_gradients(once, monkeypatch):
     for name, pair in once.items():
         for ours, theirs in zip(*pair, strict=True):
             assert (ours - theirs).abs().max() <= 1e-3 * theirs.abs().max(), name
+
+
+def test_every_form_of_the_delta_rule_computes_the_same_gradients(once, monkeypatch):
+    for name, size in {"SEQ_LEN": 70, "CHUNK_LENS": (16,), "HEAD_DIM": 16, "STATE": 16}.items():
+        monkeypatch.setattr(delta, name, size)
+    assert [line.target for line in delta.measure()] == [3.0, 1 / 2.5, 1.0]
+    for name, pair in once.items():
+        for ours, theirs in zip(*pair, strict=True):
+            if name.endswith("SSD"):  # another recurrence, on tensors of the same shapes
+                assert theirs is None or ours.shape == theirs.shape
+            else:
+                assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max(), name
 
 
 def test_steps_and_experts_run_on_both_sides(once, monkeypatch):
