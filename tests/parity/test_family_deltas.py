@@ -1,0 +1,100 @@
+"""Mixers of the delta rule, against the layers of flash-linear-attention.
+
+These call kernels that a CPU does not run; their steps are written out here, on their weights,
+around its naive recurrences.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from lab import peers
+from lab.layers.family.gated_deltanet import GatedDeltaNet
+from tests.normal import draw_normal
+from tests.parity.compare import assert_agree, draw_parameters
+
+ROUNDINGS = 256
+"""Their recurrence is in fp32, token by token."""
+SHAPES = [(0, 1, 1, 5, 4), (1, 2, 2, 16, 6), (2, 1, 4, 33, 8)]
+"""(seed, batch, heads, tokens, width of a head)."""
+Comparison = tuple[nn.Module, nn.Module, dict[str, Tensor], Callable[[Tensor], Tensor]]
+
+
+def heads(z: Tensor, h: int) -> Tensor:
+    return rearrange(z, "b t (h n) -> b t h n", h=h)
+
+
+def make_theirs(name: str, cls: str, h: int, p: int, **options: Any) -> nn.Module:
+    layer = getattr(peers.load(f"fla.layers.{name}"), cls)
+    return draw_parameters(layer(hidden_size=h * p, num_heads=h, **options), torch.float32)
+
+
+def name_weights(theirs: nn.Module, **names: str) -> dict[str, Tensor]:
+    """Return their parameters by our names, those that all of these layers have among them."""
+    parameter = theirs.get_parameter
+    same = {f"{name}_proj.weight": f"{name}_proj.weight" for name in "qkvb"}
+    same |= {"out_proj.weight": "o_proj.weight", "norm_weight": "o_norm.weight"} | names
+    weights = {ours: parameter(name) for ours, name in same.items()}
+    convolutions = [parameter(f"{name}_conv1d.weight").squeeze(1) for name in "qkv"]
+    return weights | {"conv.weight": torch.cat(convolutions)}
+
+
+DECAY = {"a_proj.weight": "a_proj.weight", "a_proj.bias": "dt_bias", "A_log": "A_log"}
+GATE = {"g_proj.weight": "g_proj.weight"}
+
+
+def convolve(theirs: Any, x: Tensor) -> list[Tensor]:
+    """Return their q, k and v after convolution and SiLU."""
+    found = []
+    for name in "qkv":
+        z = getattr(theirs, f"{name}_proj")(x).mT
+        weight = theirs.get_parameter(f"{name}_conv1d.weight")
+        z = F.conv1d(F.pad(z, (weight.shape[-1] - 1, 0)), weight, groups=len(weight))
+        found.append(F.silu(z.mT))
+    return found
+
+
+def shorten(z: Tensor) -> Tensor:
+    """Divide by the length, as their kernels do."""
+    return z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def decay(theirs: Any, x: Tensor) -> Tensor:
+    return -theirs.A_log.exp() * F.softplus(theirs.a_proj(x) + theirs.dt_bias)
+
+
+def finish(theirs: Any, o: Tensor, gate: Tensor | None = None) -> Tensor:
+    o = F.rms_norm(o, o.shape[-1:], theirs.o_norm.weight, theirs.o_norm.eps)
+    o = rearrange(o, "b t h p -> b t (h p)")
+    return theirs.o_proj(o if gate is None else o * gate)
+
+
+def compare_gdn(h: int, p: int, negative: bool) -> Comparison:
+    options = {"head_dim": p, "expand_v": 1, "allow_neg_eigval": negative}
+    theirs: Any = make_theirs("gated_deltanet", "GatedDeltaNet", h, p, **options)
+    naive = peers.load("fla.ops.gated_delta_rule.naive").naive_recurrent_gated_delta_rule
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(z, h) for z in convolve(theirs, x))
+        beta = (1 + negative) * theirs.b_proj(x).sigmoid()
+        o, _ = naive(shorten(q), shorten(k), v, beta, decay(theirs, x))
+        return finish(theirs, o, F.silu(theirs.g_proj(x)))
+
+    ours = GatedDeltaNet(h * p, h, negative=negative, chunk_len=8)
+    return ours, theirs, name_weights(theirs, **DECAY, **GATE), run
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("compare", [compare_gdn])
+@pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
+def test_same_values_and_gradients(
+    compare, seed: int, b: int, h: int, t: int, p: int, negative: bool
+):
+    ours, theirs, weights, run = compare(h, p, negative)
+    x = draw_normal(b, t, h * p, dtype=torch.float32, seed=seed)
+    assert_agree(ours, weights, theirs, run, x, ROUNDINGS)
