@@ -8,6 +8,7 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
@@ -128,6 +129,8 @@ MIXERS = [
     Case("rwkv6 convolved", lambda: move(RWKV6(8, mix_rank=1, conv_width=2, gate="none"))),
     Case("mamba3", lambda: Mamba3(8, 2, chunk_len=4)),
     Case("mamba3 unrotated", lambda: move(Mamba3(8, d_state=3, rotated=0.0, norm=True))),
+    Case("deltanet", lambda: DeltaNet(8, 2)),
+    Case("deltanet negative", lambda: move(DeltaNet(8, d_state=4, negative=True, conv_width=0))),
     Case("gated deltanet", lambda: GatedDeltaNet(8, 2)),
     Case(
         "gated deltanet negative rope",

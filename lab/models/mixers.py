@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.layers.attention import Attention
+from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
@@ -63,6 +64,7 @@ MIXERS = {
     "mlstm": MixerKind(MLSTM, "an LSTM with a matrix as its cell", "2405.04517"),
     "rwkv6": MixerKind(RWKV6, "fading key channels, and a shift by a token", "2404.05892"),
     "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
+    "deltanet": MixerKind(DeltaNet, "writes replace what is held: the delta rule", "2406.06484"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),

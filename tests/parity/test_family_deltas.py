@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab import peers
+from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from tests.normal import draw_normal
 from tests.parity.compare import assert_agree, draw_parameters
@@ -74,6 +75,19 @@ def finish(theirs: Any, o: Tensor, gate: Tensor | None = None) -> Tensor:
     return theirs.o_proj(o if gate is None else o * gate)
 
 
+def compare_deltanet(h: int, p: int, negative: bool) -> Comparison:
+    theirs: Any = make_theirs("delta_net", "DeltaNet", h, p, allow_neg_eigval=negative)
+    naive = peers.load("fla.ops.delta_rule.naive").delta_rule_recurrence
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(z, h) for z in convolve(theirs, x))
+        beta = (1 + negative) * theirs.b_proj(x).sigmoid()
+        o, _ = naive(*(z.transpose(1, 2) for z in (shorten(q), shorten(k), v, beta)))
+        return finish(theirs, o.transpose(1, 2))
+
+    return DeltaNet(h * p, h, negative=negative, chunk_len=8), theirs, name_weights(theirs), run
+
+
 def compare_gdn(h: int, p: int, negative: bool) -> Comparison:
     options = {"head_dim": p, "expand_v": 1, "allow_neg_eigval": negative}
     theirs: Any = make_theirs("gated_deltanet", "GatedDeltaNet", h, p, **options)
@@ -90,7 +104,7 @@ def compare_gdn(h: int, p: int, negative: bool) -> Comparison:
 
 
 @pytest.mark.parametrize("negative", [False, True])
-@pytest.mark.parametrize("compare", [compare_gdn])
+@pytest.mark.parametrize("compare", [compare_deltanet, compare_gdn])
 @pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
 def test_same_values_and_gradients(
     compare, seed: int, b: int, h: int, t: int, p: int, negative: bool

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lab.layers.recurrence import Recurrence, Shared, Terms
+from lab.layers.family.deltanet import DeltaNet
+from lab.layers.recurrence import Shared
+from lab.ops.delta import Decay
 
 
-class GatedDeltaNet(Recurrence):
+class GatedDeltaNet(DeltaNet):
     """S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, y_t = S_tᵀ q_t / √n.
 
     α_t = exp(−A softplus(W_a x_t + c)) decays the state, β_t = σ(W_b x_t) says how much of what it
@@ -33,24 +35,14 @@ class GatedDeltaNet(Recurrence):
     def __init__(
         self, d_model: int, n_heads: int = 1, *, negative: bool = False, **shared: Unpack[Shared]
     ):
-        super().__init__(d_model, n_heads, **shared)
-        self.strength = 2.0 if negative else 1.0
-        self.b_proj = nn.Linear(d_model, n_heads, bias=False)
+        super().__init__(d_model, n_heads, negative=negative, **shared)
         self.a_proj = nn.Linear(d_model, n_heads)
         self.A_log = nn.Parameter(torch.empty(n_heads).uniform_(1, 16).log())
         with torch.no_grad():
             dt = torch.empty(n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
             self.a_proj.bias.copy_(dt.expm1().log())
 
-    def decide(
-        self,
-        x: Float[Tensor, "b t d"],
-        q: Float[Tensor, "b t h n"],
-        k: Float[Tensor, "b t h n"],
-        v: Float[Tensor, "b t h p"],
-    ) -> Terms:
-        """Return keys scaled by β, which replace what the state holds at them, and the decay."""
-        beta = self.hook_beta(self.strength * self.b_proj(x).to(q).sigmoid())
+    def compute_decay(self, x: Float[Tensor, "b t d"], q: Float[Tensor, "b t h n"]) -> Decay:
+        """Return the log-decay of each head, in q's dtype."""
         rate = F.softplus(self.a_proj(x).to(q))
-        log_decay = self.hook_log_decay(-self.A_log.to(q).exp() * rate)
-        return Terms(q * q.shape[-1] ** -0.5, beta[..., None] * k, v, log_decay, match=k)
+        return self.hook_log_decay(-self.A_log.to(q).exp() * rate)
