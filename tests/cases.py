@@ -14,6 +14,7 @@ from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
@@ -135,6 +136,12 @@ MIXERS = [
     Case(
         "gated deltanet negative rope",
         lambda: GatedDeltaNet(8, negative=True, position="rope", conv_width=0, gate="none"),
+    ),
+    Case("kda", lambda: KimiDeltaAttention(8, 2)),
+    Case(
+        "kda negative rope",
+        lambda: KimiDeltaAttention(8, negative=True, rank=3, position="rope", gate="none"),
+        verdicts={"relative": "not applicable"},
     ),
     Case("alibi", lambda: ALiBi(9, 3), verdicts=FADES, d_model=9),
     Case("forgetting attention", lambda: ForgettingAttention(8, 2), verdicts=FADES),

@@ -202,6 +202,7 @@ class Recurrence(Mixer):
             self.conv = CausalConvolution(channels, chosen["conv_width"], bias=False)
         weights = width // n_heads if self.normed == "head" else width
         self.norm_weight = nn.Parameter(torch.ones(weights)) if chosen["norm"] else None
+        self.g_proj: nn.Module | None
         self.g_proj = None if self.gate == "none" else nn.Linear(d_model, width, bias=False)
         self.out_proj = nn.Linear(width, d_model, bias=False)
 

@@ -18,6 +18,7 @@ from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
@@ -66,6 +67,7 @@ MIXERS = {
     "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
     "deltanet": MixerKind(DeltaNet, "writes replace what is held: the delta rule", "2406.06484"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
+    "kda": MixerKind(KimiDeltaAttention, "the delta rule; key channels fade", "2510.26692"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
     "window": MixerKind(SlidingWindowAttention, "softmax over the last tokens", "2004.05150"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lab import peers
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.gated_deltanet import GatedDeltaNet
+from lab.layers.family.kda import KimiDeltaAttention
 from tests.normal import draw_normal
 from tests.parity.compare import assert_agree, draw_parameters
 
@@ -103,8 +104,27 @@ def compare_gdn(h: int, p: int, negative: bool) -> Comparison:
     return ours, theirs, name_weights(theirs, **DECAY, **GATE), run
 
 
+def compare_kda(h: int, p: int, negative: bool) -> Comparison:
+    options = {"head_dim": p, "allow_neg_eigval": negative}
+    theirs: Any = make_theirs("kda", "KimiDeltaAttention", h, p, **options)
+    naive = peers.load("fla.ops.kda.naive").naive_recurrent_kda
+    names = {"decay_down.weight": "f_proj.0.weight", "decay_up.weight": "f_proj.1.weight"}
+    names |= {f"g_proj.{name}": f"g_proj.{name}" for name in ("0.weight", "1.weight", "1.bias")}
+    weights = name_weights(theirs, **names, **{"decay_up.bias": "dt_bias", "A_log": "A_log"})
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(z, h) for z in convolve(theirs, x))
+        beta = (1 + negative) * theirs.b_proj(x).sigmoid()
+        g = F.softplus(heads(theirs.f_proj(x) + theirs.dt_bias, h))
+        o, _ = naive(shorten(q), shorten(k), v, -theirs.A_log.exp()[:, None] * g, beta)
+        return finish(theirs, o, theirs.g_proj(x).sigmoid())
+
+    ours = KimiDeltaAttention(h * p, h, negative=negative, chunk_len=8)
+    return ours, theirs, weights, run
+
+
 @pytest.mark.parametrize("negative", [False, True])
-@pytest.mark.parametrize("compare", [compare_deltanet, compare_gdn])
+@pytest.mark.parametrize("compare", [compare_deltanet, compare_gdn, compare_kda])
 @pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
 def test_same_values_and_gradients(
     compare, seed: int, b: int, h: int, t: int, p: int, negative: bool

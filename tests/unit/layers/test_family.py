@@ -7,6 +7,7 @@ import torch
 
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
@@ -23,6 +24,7 @@ from tests.normal import draw_normal
         (HGRN2, {"lower_bound": 1.0}, r"lower_bound=1.0 must be in \[0, 1\)"),
         (HGRN2, {"position": "rope"}, "position='rope' must be 'none'"),
         (HGRN2, {"qk_norm": "l2"}, "qk_norm='l2' must be 'none'"),
+        (KimiDeltaAttention, {"rank": 0}, "rank=0 must be at least 1"),
         (MLSTM, {"gate_cap": float("nan")}, "gate_cap=nan must be positive"),
         (Mamba3, {"rotated": 1.5}, r"rotated=1.5 must be in \[0, 1\]"),
         (Mamba3, {"conv_width": 4}, "conv_width=4 must be 0: Mamba-3 has none"),
