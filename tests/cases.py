@@ -9,6 +9,7 @@ from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
 from lab.layers.family.deltanet import DeltaNet
+from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
@@ -142,6 +143,11 @@ MIXERS = [
         "kda negative rope",
         lambda: KimiDeltaAttention(8, negative=True, rank=3, position="rope", gate="none"),
         verdicts={"relative": "not applicable"},
+    ),
+    Case("deltaproduct", lambda: GatedDeltaProduct(8, 2)),
+    Case(
+        "deltaproduct of three",
+        lambda: move(GatedDeltaProduct(8, d_state=4, n_writes=3, negative=False, conv_width=0)),
     ),
     Case("alibi", lambda: ALiBi(9, 3), verdicts=FADES, d_model=9),
     Case("forgetting attention", lambda: ForgettingAttention(8, 2), verdicts=FADES),

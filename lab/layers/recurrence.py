@@ -154,6 +154,9 @@ class Recurrence(Mixer):
 
     carry_width: int = 0
     """Numbers of `RecurrentState.carry`."""
+    n_writes: int = 1
+    """Keys and values m that each token has; `decide` then returns m tokens for each, the last of
+    which reads. A mixer sets it before the base class is set up."""
 
     takes_rows = True
     takes_positions = True
@@ -188,18 +191,18 @@ class Recurrence(Mixer):
             check_choice(name, chosen[name], get_args(choices))
         if chosen["position"] == "rope" and n % 2:
             raise ValueError(f"d_state={n} must be even for position='rope'")
-        self.n_heads, self.d_state = n_heads, n
+        self.n_heads, self.d_state, self.d_value = n_heads, n, width // n_heads
         self.activation, self.qk_norm = chosen["activation"], chosen["qk_norm"]
         self.position, self.rope_base = chosen["position"], chosen["rope_base"]
         self.gate, self.chunk_len = chosen["gate"], chosen["chunk_len"]
 
         self.q_proj = nn.Linear(d_model, n_heads * n, bias=False)
-        self.k_proj = nn.Linear(d_model, n_heads * n, bias=False)
-        self.v_proj = nn.Linear(d_model, width, bias=False)
+        self.k_proj = nn.Linear(d_model, self.n_writes * n_heads * n, bias=False)
+        self.v_proj = nn.Linear(d_model, self.n_writes * width, bias=False)
+        self.widths = [f.out_features for f in (self.q_proj, self.k_proj, self.v_proj)]
         self.conv = None
         if chosen["conv_width"]:
-            channels = 2 * n_heads * n + width
-            self.conv = CausalConvolution(channels, chosen["conv_width"], bias=False)
+            self.conv = CausalConvolution(sum(self.widths), chosen["conv_width"], bias=False)
         weights = width // n_heads if self.normed == "head" else width
         self.norm_weight = nn.Parameter(torch.ones(weights)) if chosen["norm"] else None
         self.g_proj: nn.Module | None
@@ -273,11 +276,10 @@ class Recurrence(Mixer):
 
     def extra_repr(self) -> str:
         """Return the layer's sizes and options."""
-        p = self.v_proj.out_features // self.n_heads
         conv = f", convolution {self.conv.width}" if self.conv is not None else ""
         return (
-            f"{self.n_heads} × state {self.d_state} × {p}, position {self.position}{conv}, "
-            f"gate {self.gate}"
+            f"{self.n_heads} × state {self.d_state} × {self.d_value}, "
+            f"position {self.position}{conv}, gate {self.gate}"
         )
 
     def forward(
@@ -293,11 +295,10 @@ class Recurrence(Mixer):
         """Return the state before the first token, which will stand at `position`."""
         weight = self.v_proj.weight
         high = promote(weight)
-        p = self.v_proj.out_features // self.n_heads + self.normalised
+        p = self.d_value + self.normalised
         memory = weight.new_zeros(batch, self.n_heads, self.d_state, p, dtype=high)
         width = 0 if self.conv is None else self.conv.width - 1
-        channels = 2 * self.q_proj.out_features + self.v_proj.out_features
-        tail = weight.new_zeros(batch, width, channels, dtype=high)
+        tail = weight.new_zeros(batch, width, sum(self.widths), dtype=high)
         carry = weight.new_zeros(batch, self.carry_width, dtype=high)
         at = torch.full((batch,), position, device=weight.device)
         return RecurrentState(memory, tail, carry, at)
@@ -337,7 +338,7 @@ class Recurrence(Mixer):
         self._check(x, state)
         x = x[:, None]
         terms, tail, carry = self._compute(x, state)
-        if self.hook_state.active or terms.own is not None:
+        if self.hook_state.active or terms.own is not None or self.n_writes > 1:
             z, memory = self._mix(terms, state.memory)
         else:
             now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
@@ -405,11 +406,11 @@ class Recurrence(Mixer):
         tail = joint.new_zeros(len(x), 0, joint.shape[-1]) if state is None else state.tail
         if self.conv is not None:
             joint, tail = self.conv(joint, None if state is None else tail, keep)
-        n = self.q_proj.out_features
-        q, k, v = joint.split([n, n, self.v_proj.out_features], -1)
+        q, k, v = joint.split(self.widths, -1)
         activate = ACTIVATIONS[self.activation]
         q, k, v = activate(q), activate(k), v if self.activation == "elu1" else activate(v)
-        q, k, v = (rearrange(z, "b t (h n) -> b t h n", h=self.n_heads) for z in (q, k, v))
+        q, k = (rearrange(z, "b t (h n) -> b t h n", n=self.d_state) for z in (q, k))
+        v = rearrange(v, "b t (h p) -> b t h p", p=self.d_value)
         q, k = self.hook_q(self._normalise(q)), self.hook_k(self._normalise(k))
         if self.position == "rope":
             positions = token_positions(x.shape[1], x.device, state, keep)
@@ -419,6 +420,7 @@ class Recurrence(Mixer):
         if self.normalised:
             terms = terms._replace(v=F.pad(terms.v, (0, 1), value=1.0))
         if keep is not None:
+            keep = keep.repeat_interleave(self.n_writes, 1)
             masked: Any = (
                 None if z is None else z.masked_fill(~keep[(...,) + (None,) * (z.ndim - 2)], 0)
                 for z in terms
@@ -443,7 +445,7 @@ class Recurrence(Mixer):
     ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n p"]]:
         q, k, v = terms[:3]
         written: list[Any] = [*terms[1:6]]
-        own, before = terms.own, memory
+        own, before, reads = terms.own, memory, slice(self.n_writes - 1, None, self.n_writes)
         if before is None:
             before = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None], dtype=promote(k))
         if self.hook_state.active:
@@ -451,9 +453,10 @@ class Recurrence(Mixer):
             memory = states[:, -1]
             if own is not None:
                 states = torch.cat([before[:, None], states[:, :-1]], 1)
-            z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), q)
+            z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states[:, reads]), q[:, reads])
         elif own is None:
             z, memory = delta(q, *written, initial_state=before, chunk_len=self.chunk_len)
+            z = z[:, reads]
         else:
             z, memory = delta(_advance(q), *written, initial_state=before, chunk_len=self.chunk_len)
             first = torch.einsum("bhnp,bhn->bhp", before, q[:, 0].to(before)).to(z)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lab.layers.attention import Attention
 from lab.layers.family.deltanet import DeltaNet
+from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.differential import DifferentialAttention
 from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
@@ -68,6 +69,7 @@ MIXERS = {
     "deltanet": MixerKind(DeltaNet, "writes replace what is held: the delta rule", "2406.06484"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
     "kda": MixerKind(KimiDeltaAttention, "the delta rule; key channels fade", "2510.26692"),
+    "deltaproduct": MixerKind(GatedDeltaProduct, "several delta rules a token", "2502.10297"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
     "window": MixerKind(SlidingWindowAttention, "softmax over the last tokens", "2004.05150"),

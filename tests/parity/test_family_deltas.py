@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lab import peers
 from lab.layers.family.deltanet import DeltaNet
+from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.kda import KimiDeltaAttention
 from tests.normal import draw_normal
@@ -123,8 +124,37 @@ def compare_kda(h: int, p: int, negative: bool) -> Comparison:
     return ours, theirs, weights, run
 
 
+def compare_deltaproduct(h: int, p: int, negative: bool) -> Comparison:
+    m = 3 if negative else 2
+    options = {"head_dim": p, "expand_v": 1, "allow_neg_eigval": negative, "num_householder": m}
+    theirs: Any = make_theirs("gated_deltaproduct", "GatedDeltaProduct", h, p, **options)
+    ops = peers.load("fla.ops.gated_delta_product.naive")
+
+    def write(z: Tensor, pattern: str = "b t (m h n) -> b (t m) h n") -> Tensor:
+        return rearrange(z, pattern, m=m, h=h)
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = convolve(theirs, x)
+        beta = (1 + negative) * theirs.b_proj(x).sigmoid()
+        o, _ = ops.naive_recurrent_gated_delta_product(
+            shorten(heads(q, h)),
+            shorten(write(k)),
+            write(v),
+            decay(theirs, x),
+            write(beta, "b t (m h) -> b (t m) h"),
+            scale=p**-0.5,
+            num_householder=m,
+        )
+        return finish(theirs, o, F.silu(theirs.g_proj(x)))
+
+    ours = GatedDeltaProduct(h * p, h, n_writes=m, negative=negative, chunk_len=8)
+    return ours, theirs, name_weights(theirs, **DECAY, **GATE), run
+
+
 @pytest.mark.parametrize("negative", [False, True])
-@pytest.mark.parametrize("compare", [compare_deltanet, compare_gdn, compare_kda])
+@pytest.mark.parametrize(
+    "compare", [compare_deltanet, compare_gdn, compare_kda, compare_deltaproduct]
+)
 @pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
 def test_same_values_and_gradients(
     compare, seed: int, b: int, h: int, t: int, p: int, negative: bool

@@ -31,7 +31,7 @@ class DeltaNet(Recurrence):
     ):
         super().__init__(d_model, n_heads, **shared)
         self.strength = 2.0 if negative else 1.0
-        self.b_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.b_proj = nn.Linear(d_model, self.n_writes * n_heads, bias=False)
 
     def decide(
         self,

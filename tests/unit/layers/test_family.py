@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.kda import KimiDeltaAttention
@@ -21,6 +22,8 @@ from tests.normal import draw_normal
     [
         (GatedLinearAttention, {"gate_rank": 0}, "gate_rank=0 must be at least 1"),
         (GatedLinearAttention, {"gate_slowness": 0.0}, "gate_slowness=0.0 must be positive"),
+        (GatedDeltaProduct, {"n_writes": 0}, "n_writes=0 must be at least 1"),
+        (GatedDeltaProduct, {"position": "rope"}, "position='rope' must be 'none'"),
         (HGRN2, {"lower_bound": 1.0}, r"lower_bound=1.0 must be in \[0, 1\)"),
         (HGRN2, {"position": "rope"}, "position='rope' must be 'none'"),
         (HGRN2, {"qk_norm": "l2"}, "qk_norm='l2' must be 'none'"),
@@ -72,7 +75,10 @@ def test_a_shift_passes_over_padding():
     assert shift(x, torch.zeros(1, 1))[0].flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("cls", [GatedLinearAttention, HGRN2, MLSTM, Mamba3, Retention, RWKV6])
+@pytest.mark.parametrize(
+    "cls",
+    [GatedDeltaProduct, GatedLinearAttention, HGRN2, MLSTM, Mamba3, Retention, RWKV6],
+)
 @torch.no_grad()
 def test_states_that_are_watched_are_those_that_are_read(cls: type):
     layer, seen = cls(8, 2, chunk_len=4).double(), []
