@@ -8,6 +8,7 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.comba import Comba
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.differential import DifferentialAttention
@@ -149,6 +150,8 @@ MIXERS = [
         "deltaproduct of three",
         lambda: move(GatedDeltaProduct(8, d_state=4, n_writes=3, negative=False, conv_width=0)),
     ),
+    Case("comba", lambda: Comba(8, 2)),
+    Case("comba rope", lambda: move(Comba(8, correction=0.02, position="rope", conv_width=0))),
     Case("alibi", lambda: ALiBi(9, 3), verdicts=FADES, d_model=9),
     Case("forgetting attention", lambda: ForgettingAttention(8, 2), verdicts=FADES),
     Case(

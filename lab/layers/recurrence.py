@@ -237,6 +237,12 @@ class Recurrence(Mixer):
         """
         return (x, x, x, x), carry
 
+    def normalise(
+        self, q: Float[Tensor, "b t h n"], k: Float[Tensor, "b t g n"]
+    ) -> tuple[Float[Tensor, "b t h n"], Float[Tensor, "b t g n"]]:
+        """Return q and k with the norm that `qk_norm` names."""
+        return self._normalise(q), self._normalise(k)
+
     def decide(
         self,
         x: Float[Tensor, "b t d"],
@@ -411,7 +417,8 @@ class Recurrence(Mixer):
         q, k, v = activate(q), activate(k), v if self.activation == "elu1" else activate(v)
         q, k = (rearrange(z, "b t (h n) -> b t h n", n=self.d_state) for z in (q, k))
         v = rearrange(v, "b t (h p) -> b t h p", p=self.d_value)
-        q, k = self.hook_q(self._normalise(q)), self.hook_k(self._normalise(k))
+        q, k = self.normalise(q, k)
+        q, k = self.hook_q(q), self.hook_k(k)
         if self.position == "rope":
             positions = token_positions(x.shape[1], x.device, state, keep)
             cos, sin = rotary_table(positions, self.d_state, self.rope_base, high)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.layers.attention import Attention
+from lab.layers.family.comba import Comba
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.differential import DifferentialAttention
@@ -70,6 +71,7 @@ MIXERS = {
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),
     "kda": MixerKind(KimiDeltaAttention, "the delta rule; key channels fade", "2510.26692"),
     "deltaproduct": MixerKind(GatedDeltaProduct, "several delta rules a token", "2502.10297"),
+    "comba": MixerKind(Comba, "a delta rule with feedback of its own", "2506.02475"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
     "window": MixerKind(SlidingWindowAttention, "softmax over the last tokens", "2004.05150"),

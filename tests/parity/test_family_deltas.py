@@ -5,6 +5,7 @@ around its naive recurrences.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab import peers
+from lab.layers.family.comba import Comba
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gated_deltanet import GatedDeltaNet
@@ -151,14 +153,40 @@ def compare_deltaproduct(h: int, p: int, negative: bool) -> Comparison:
     return ours, theirs, name_weights(theirs, **DECAY, **GATE), run
 
 
-@pytest.mark.parametrize("negative", [False, True])
-@pytest.mark.parametrize(
-    "compare", [compare_deltanet, compare_gdn, compare_kda, compare_deltaproduct]
-)
+def compare_comba(h: int, p: int) -> Comparison:
+    """Their kernels too read the state before it decays, as do their chunks in plain torch."""
+    theirs: Any = make_theirs("comba", "Comba", h, p, head_dim=p, expand_v=1)
+    naive = peers.load("fla.ops.comba.naive").naive_chunk_comba
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(z, h) for z in convolve(theirs, x))
+        share = theirs.decay.sigmoid()[:, None]
+        q, k = shorten(q - theirs.D[:, None] * share * k), shorten(k)
+        beta = theirs.b_proj(x).sigmoid()
+        o, _ = naive(q, k, v, share * k, decay(theirs, x), beta, chunk_size=8)
+        return finish(theirs, o, theirs.g_proj(x).sigmoid())
+
+    weights = name_weights(theirs, **DECAY, **GATE, feedback="decay", D="D")
+    return Comba(h * p, h, chunk_len=8), theirs, weights, run
+
+
+COMPARISONS: dict[str, Callable[[int, int], Comparison]] = {
+    "comba": compare_comba,
+    "deltanet": partial(compare_deltanet, negative=False),
+    "deltanet negative": partial(compare_deltanet, negative=True),
+    "gdn": partial(compare_gdn, negative=False),
+    "gdn negative": partial(compare_gdn, negative=True),
+    "kda": partial(compare_kda, negative=False),
+    "kda negative": partial(compare_kda, negative=True),
+    "deltaproduct of two": partial(compare_deltaproduct, negative=False),
+    "deltaproduct of three, negative": partial(compare_deltaproduct, negative=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The correction_factor")
+@pytest.mark.parametrize("name", COMPARISONS)
 @pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)
-def test_same_values_and_gradients(
-    compare, seed: int, b: int, h: int, t: int, p: int, negative: bool
-):
-    ours, theirs, weights, run = compare(h, p, negative)
+def test_same_values_and_gradients(name: str, seed: int, b: int, h: int, t: int, p: int):
+    ours, theirs, weights, run = COMPARISONS[name](h, p)
     x = draw_normal(b, t, h * p, dtype=torch.float32, seed=seed)
     assert_agree(ours, weights, theirs, run, x, ROUNDINGS)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.layers.family.comba import Comba
 from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
@@ -64,6 +65,20 @@ def test_mlstm_is_finite_however_strong_its_gates_are(bias: float):
     y.sum().backward()
     assert all(z.isfinite().all() for z in (y, x.grad, *state) if z is not None)
     assert state.carry.tolist() == [[80.0, 80.0] if bias > 0 else [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("bias", [-1000.0, 100.0])
+def test_comba_is_finite_however_fast_it_forgets(bias: float):
+    """With no state left of the last token, what a token wrote is still fed back to the next."""
+    layer = Comba(8, 2, conv_width=0, chunk_len=4)
+    torch.nn.init.constant_(layer.a_proj.bias, bias)
+    x = draw_normal(1, 30, 8, dtype=torch.float32).requires_grad_()
+    y = layer(x)
+    y.sum().backward()
+    gradients = [p.grad for p in (x, *layer.parameters())]
+    assert y.isfinite().all()
+    assert all(z is not None and z.isfinite().all() for z in gradients)
+    torch.testing.assert_close(layer.double()(x.double()).float(), y, rtol=1e-4, atol=1e-5)
 
 
 def test_a_shift_passes_over_padding():
