@@ -22,6 +22,7 @@ from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
+from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.family.stickbreaking import StickBreakingAttention
 from lab.layers.inner_function import InnerFunctionAttention
@@ -152,6 +153,8 @@ MIXERS = [
     ),
     Case("comba", lambda: Comba(8, 2)),
     Case("comba rope", lambda: move(Comba(8, correction=0.02, position="rope", conv_width=0))),
+    Case("rwkv7", lambda: RWKV7(8, 2, rank=2, gate_rank=3)),
+    Case("rwkv7 plain", lambda: move(RWKV7(8, rank=1, conv_width=2, gate="none", norm=False))),
     Case("alibi", lambda: ALiBi(9, 3), verdicts=FADES, d_model=9),
     Case("forgetting attention", lambda: ForgettingAttention(8, 2), verdicts=FADES),
     Case(

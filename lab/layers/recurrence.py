@@ -213,7 +213,7 @@ class Recurrence(Mixer):
         self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()  # [b t h n]
         self.hook_v = HookPoint()  # [b t h p]
         self.hook_log_decay = HookPoint()  # [b t h] or [b t h n], ≤ 0
-        self.hook_beta = HookPoint()  # [b t h], how much of what is held the write replaces
+        self.hook_beta = HookPoint()  # [b t h], or of each write or channel: what is replaced
         self.hook_state = HookPoint()  # [b t h n p], as each token reads it: after it, or before
         self.hook_z = HookPoint()  # [b t h p], before norm and gate
 

@@ -26,6 +26,7 @@ from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
+from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.family.stickbreaking import StickBreakingAttention
 from lab.layers.inner_function import InnerFunctionAttention
@@ -72,6 +73,7 @@ MIXERS = {
     "kda": MixerKind(KimiDeltaAttention, "the delta rule; key channels fade", "2510.26692"),
     "deltaproduct": MixerKind(GatedDeltaProduct, "several delta rules a token", "2502.10297"),
     "comba": MixerKind(Comba, "a delta rule with feedback of its own", "2506.02475"),
+    "rwkv7": MixerKind(RWKV7, "fading key channels, erased each at its rate", "2503.14456"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
     "window": MixerKind(SlidingWindowAttention, "softmax over the last tokens", "2004.05150"),

@@ -20,6 +20,7 @@ from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.kda import KimiDeltaAttention
+from lab.layers.family.rwkv7 import RWKV7
 from tests.normal import draw_normal
 from tests.parity.compare import assert_agree, draw_parameters
 
@@ -170,6 +171,46 @@ def compare_comba(h: int, p: int) -> Comparison:
     return Comba(h * p, h, chunk_len=8), theirs, weights, run
 
 
+def compare_rwkv7(h: int, p: int) -> Comparison:
+    """Their first layer: there no residual of values comes in. Their kernel scales q by 1."""
+    ranks = {"decay_low_rank_dim": 3, "a_low_rank_dim": 3, "gate_low_rank_dim": 5}
+    options = {"head_dim": p, "layer_idx": 0, "num_hidden_layers": 2, **ranks}
+    theirs: Any = make_theirs("rwkv7", "RWKV7Attention", h, p, **options)
+    del theirs.g_norm.bias, theirs.x_g  # which ours does not have
+    naive = peers.load("fla.ops.generalized_delta_rule.dplr.naive").dplr_recurrence
+    correct = peers.load("fla.ops.rwkv7.gate_output_correction").gate_output_correction_ref
+    update = peers.load("fla.ops.rwkv7.fused_k_update").k_update_ref
+    shift = peers.load("fla.modules.token_shift").token_shift_ref
+    names = {
+        "match_scale": "k_k",
+        "key_rate": "k_a",
+        "bonus": "r_k",
+        "norm_weight": "g_norm.weight",
+    }
+    names |= {"q_proj.weight": "r_proj.weight", "out_proj.weight": "o_proj.weight"}
+    names |= {f"{name}_proj.weight": f"{name}_proj.weight" for name in "kv"}
+    for ours, lora in (("decay", "w_lora"), ("rate", "a_lora")):
+        names[f"{ours}_down.weight"] = f"{lora}.lora.0.weight"
+        names |= {f"{ours}_up.{name}": f"{lora}.lora.2.{name}" for name in ("weight", "bias")}
+    names |= {"gate_down.weight": "g_lora.lora.0.weight", "g_proj.weight": "g_lora.lora.2.weight"}
+    weights = {name: theirs.get_parameter(their) for name, their in names.items()}
+    weights["mix"] = torch.cat([theirs.get_parameter(f"x_{name}")[0] for name in "rkvwa"])
+
+    def run(x: Tensor) -> Tensor:
+        change = shift(x)
+        r, k, v, w, a = (x + change * theirs.get_parameter(f"x_{name}") for name in "rkvwa")
+        r, k, v = theirs.r_proj(r), theirs.k_proj(k), theirs.v_proj(v)
+        w, a = -0.6065306597126334 * theirs.w_lora(w).sigmoid(), theirs.a_lora(a).sigmoid()
+        found, k = shorten(heads(k * theirs.k_k, h)), update(k, a, theirs.k_a)
+        r, w, k, v, a = (heads(z, h) for z in (r, w, k, v, a))
+        given = (z.transpose(1, 2) for z in (r * p**0.5, k, v, -found, a * found, w))
+        o = rearrange(naive(*given)[0], "b h t p -> (b t) (h p)")
+        o = F.group_norm(o, h, theirs.g_norm.weight, None, theirs.g_norm.eps)
+        return theirs.o_proj(correct(o.view_as(x), r, k, theirs.r_k, v, theirs.g_lora(x)))
+
+    return RWKV7(h * p, h, rank=3, gate_rank=5, chunk_len=8), theirs, weights, run
+
+
 COMPARISONS: dict[str, Callable[[int, int], Comparison]] = {
     "comba": compare_comba,
     "deltanet": partial(compare_deltanet, negative=False),
@@ -180,9 +221,11 @@ COMPARISONS: dict[str, Callable[[int, int], Comparison]] = {
     "kda negative": partial(compare_kda, negative=True),
     "deltaproduct of two": partial(compare_deltaproduct, negative=False),
     "deltaproduct of three, negative": partial(compare_deltaproduct, negative=True),
+    "rwkv7": compare_rwkv7,
 }
 
 
+@pytest.mark.filterwarnings("ignore:According to Bo")
 @pytest.mark.filterwarnings("ignore:The correction_factor")
 @pytest.mark.parametrize("name", COMPARISONS)
 @pytest.mark.parametrize(("seed", "b", "h", "t", "p"), SHAPES)

@@ -14,6 +14,7 @@ from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
+from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.recurrence import shift
 from tests.normal import draw_normal
 
@@ -35,6 +36,8 @@ from tests.normal import draw_normal
         (Mamba3, {"position": "rope"}, "position='rope' must be 'none'"),
         (RWKV6, {"mix_rank": 0}, "mix_rank=0 must be at least 1"),
         (RWKV6, {"decay_rank": 0}, "decay_rank=0 must be at least 1"),
+        (RWKV7, {"rank": 0}, "rank=0 must be at least 1"),
+        (RWKV7, {"gate_rank": 0}, "gate_rank=0 must be at least 1"),
     ],
 )
 def test_options_are_refused(cls: type, options: dict[str, Any], says: str):
@@ -92,7 +95,7 @@ def test_a_shift_passes_over_padding():
 
 @pytest.mark.parametrize(
     "cls",
-    [GatedDeltaProduct, GatedLinearAttention, HGRN2, MLSTM, Mamba3, Retention, RWKV6],
+    [GatedDeltaProduct, GatedLinearAttention, HGRN2, MLSTM, Mamba3, Retention, RWKV6, RWKV7],
 )
 @torch.no_grad()
 def test_states_that_are_watched_are_those_that_are_read(cls: type):
