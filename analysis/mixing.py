@@ -121,16 +121,17 @@ class BlockMixer:
         matrix has a row of zeros.
         """
         at, of = (torch.from_numpy(z).to(self.x.device) for z in (targets, sources))
-        found: list[Tensor] = []
+        found = None
         for rows, matrix in self.blocks(row):
-            found = found or [torch.zeros(at.shape, dtype=torch.float64) for _ in matrix]
+            if found is None:
+                found = torch.zeros(len(matrix), *at.shape, dtype=torch.float64)
             inside = (at >= rows.start) & (at < rows.stop) & (of <= at)
             if inside.any():
                 entry = matrix[:, at[inside] - rows.start, of[inside]].abs().double()
                 total = matrix.abs().sum(-1, dtype=torch.float64)[:, at[inside] - rows.start]
-                for head, share in enumerate(entry / total.clamp(min=TINY)):
-                    found[head][inside.cpu()] = share.detach().cpu()
-        return torch.stack(found).numpy()
+                found[:, inside.cpu()] = (entry / total.clamp(min=TINY)).detach().cpu()
+        assert found is not None
+        return found.numpy()
 
     def _check_matrix(self, matrix: Tensor, height: int) -> Tensor:
         """Return a matrix of so many rows, if it is one; the lab's own are not checked."""

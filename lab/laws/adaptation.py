@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lab.abilities import Decoder
 from lab.certify_settings import CertifySettings
 from lab.laws.adapters import (
     Adapter,
@@ -21,7 +22,7 @@ from lab.laws.adapters import (
     list_kinds,
     make_state_argument,
 )
-from lab.laws.law import DecodingModule, RefusalError, describe_refusal
+from lab.laws.law import RefusalError, describe_refusal
 from lab.laws.probes import draw
 from lab.laws.tokens import BITS, DecodingTokens, Tokens
 
@@ -40,7 +41,7 @@ class Adapted(NamedTuple):
     """A foreign module as a module from [b t d] to [b t e].
 
     Attributes:
-        module: the adapter that holds it, a `DecodingModule` if it can decode; or the module
+        module: the adapter that holds it, a `Decoder` if it can decode; or the module
             itself, if it needs no adapter.
         d_model: width d of the inputs to try it on.
         notes: what was recognised by trying.
@@ -115,7 +116,7 @@ def adapt_vectors(target: Any, tried: Any, known: CertifySettings) -> Adapted:
         among = f"; widths {', '.join(map(str, sizes))} were tried" if len(sizes) > 1 else ""
         words = f"{refusal}{among}; d_model, layout, output or input may help"
         raise RefusalError(words) from refusal
-    if not isinstance(target, DecodingModule):
+    if not isinstance(target, Decoder):
         fit = find_decoder(tried, fit, build_input_maker(fit.width), known.relative)
     width = f"reads vectors of width {fit.width} (found by trying)"
     said = () if known.d_model is not None else (width,)
@@ -143,7 +144,7 @@ def adapt_tokens(target: Any, tried: Any, known: CertifySettings) -> Adapted:
     except RefusalError as refusal:
         words = f"{refusal} (tokens below {least}); vocab_size, layout or output may help"
         raise RefusalError(words) from refusal
-    if not isinstance(target, DecodingModule):
+    if not isinstance(target, Decoder):
         fit = find_decoder(tried, fit, make_input, known.relative)
     options: dict[str, Any] = {"vocab_size": known.vocab_size, "table": None}
     width = known.d_model or ANY_WIDTH[0]
@@ -162,7 +163,7 @@ def adapt_tokens(target: Any, tried: Any, known: CertifySettings) -> Adapted:
             options["skip"] = found.padding_idx
             notes.append(f"the padding token {found.padding_idx} is left out of inputs")
     held = fit.build(deepcopy(target))
-    reader = DecodingTokens if isinstance(held, DecodingModule) else Tokens
+    reader = DecodingTokens if isinstance(held, Decoder) else Tokens
     said = f"reads tokens from a vocabulary of {options['vocab_size']}, {notes[0]}"
     return Adapted(
         reader(held, **options),

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lab.abilities import MatrixMixer
 from lab.files import describe_error
 from lab.laws.causal import compare_beside_special, list_special, name_special
 from lab.laws.comparison import run_trials
-from lab.laws.law import Law, MatrixModule, Trial, Verdict
+from lab.laws.law import Law, Trial, Verdict
 from lab.laws.noise import relative_error
 from lab.laws.probes import Probes, copy_module, draw
 from lab.laws.reproduction import write_program
@@ -310,7 +311,7 @@ def _differentiate(form: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor,
 
 def judge_matrix(module: nn.Module, probes: Probes) -> Verdict:
     """forward(x) = project(x, matrix(x) @ values(x))."""
-    if not isinstance(module, MatrixModule):
+    if not isinstance(module, MatrixMixer):
         missing = "the module has no matrix, values and project"
         return Verdict(MATRIX.name, "not applicable", missing)
     return run_trials(MATRIX.name, module, probes, _list_matrix)

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.abilities import Decoder
 from lab.laws.adapters import PATTERNS
 from lab.laws.causal import Special, list_special, name_special, put_special
 from lab.laws.comparison import ROUNDINGS, run_trials
-from lab.laws.law import DecodingModule, Law, Trial, Trials, Verdict
+from lab.laws.law import Law, Trial, Trials, Verdict
 from lab.laws.noise import lower_precision, noise_floor, relative_error
 from lab.laws.probes import Probes, draw
 
@@ -85,7 +86,7 @@ MANY = 130
 
 def judge_decoding(module: nn.Module, probes: Probes) -> Verdict:
     """Any split into prefills and steps gives the outputs of forward, and changes no state."""
-    if not isinstance(module, DecodingModule):
+    if not isinstance(module, Decoder):
         if probes.undecoded:
             return Verdict(DECODING.name, "not decided", probes.undecoded)
         missing = "the module has no start, prefill and step"
@@ -229,7 +230,7 @@ def judge_padding(module: nn.Module, probes: Probes) -> Verdict:
     Padding may take up positions where only their differences count. They differ by the rounding of
     a table of angles, which converting the module to fp64 does not undo.
     """
-    if not isinstance(module, DecodingModule):
+    if not isinstance(module, Decoder):
         return Verdict(PADDING.name, "not applicable", "the module has no start, prefill and step")
     patterns = getattr(module, "paddings", PATTERNS)
     if not patterns:
@@ -410,7 +411,7 @@ def judge_shifts(module: nn.Module, probes: Probes) -> Verdict:
 
     Source: the bound of the RoPE properties, |Δ| ≤ ‖c‖‖b‖u·2θΣpositions, in the output's terms.
     """
-    if not (isinstance(module, DecodingModule) and hasattr(module, "relative")):
+    if not (isinstance(module, Decoder) and hasattr(module, "relative")):
         missing = "the module has no start, prefill and step, or does not declare `relative`"
         return Verdict(RELATIVE.name, "not applicable", missing)
     if not module.relative:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,46 +69,6 @@ class Law:
         if self.conditions == "first":
             return [conditions[0]]
         return [c for c in conditions if self.conditions == "all" or not c.training]
-
-
-@runtime_checkable
-class MatrixModule(Protocol):
-    """A module that can return its mixing: forward(x) = project(x, matrix(x) @ values(x))."""
-
-    def matrix(self, x: Tensor, /) -> Tensor:
-        """Return the matrix [b h t s]."""
-        ...
-
-    def values(self, x: Tensor, /) -> Tensor:
-        """Return the values that it mixes [b h s p]."""
-        ...
-
-    def project(self, x: Tensor, z: Tensor, /) -> Tensor:
-        """Return the output [b t d] from the mixed values z [b h t p]."""
-        ...
-
-
-@runtime_checkable
-class DecodingModule(Protocol):
-    """A module that can go on from a state, which may tell its `position` [b].
-
-    Two more attributes are claims: `relative`, whether only differences of positions count, and
-    `paddings`, which patterns of padding have no effect.
-    """
-
-    def start(self, batch: int, position: int = 0) -> Any:
-        """Return the state before the first token, which will stand at `position`."""
-        ...
-
-    def prefill(
-        self, x: Tensor, state: Any = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """Return the outputs of further tokens, and the state after them; `keep` as [b t]."""
-        ...
-
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return the output of one further token [b …], and the state after it."""
-        ...
 
 
 class RefusalError(ValueError):

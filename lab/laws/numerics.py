@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lab.abilities import Decoder
 from lab.laws.causal import list_special, name_special, put_special
-from lab.laws.law import DecodingModule, Law, Verdict, describe_refusal, read_clock
+from lab.laws.law import Law, Verdict, describe_refusal, read_clock
 from lab.laws.noise import Exact, RoundedAngles
 from lab.laws.probes import Probes, copy_module, draw, draw_longest, name_precision
 from lab.laws.reproduction import write_program
@@ -170,7 +171,7 @@ def judge_stable(module: nn.Module, probes: Probes) -> Verdict:
     Integers in a state, e.g. positions, are ignored. The sequence ends early where the time is up,
     if the cost grows with the length, or where a table of positions ends.
     """
-    decodes = isinstance(module, DecodingModule)
+    decodes = isinstance(module, Decoder)
     if found := _find_not_finite(module, probes):
         return found
     sizes = _read_blocks(module, probes) if decodes else _read_at_once(module, probes)
@@ -271,7 +272,7 @@ def _write_state_snippet(probes: Probes, decodes: bool, tokens: int, words: str)
     return write_program(probes.origin, uses, body, f"{STABLE.name}: {words}")
 
 
-def _read_blocks(module: DecodingModule, probes: Probes) -> list[_BlockSize]:
+def _read_blocks(module: Decoder, probes: Probes) -> list[_BlockSize]:
     """Return the sizes of blocks, which are shorter where a table or the time ends too soon."""
     length = max(1, probes.settings.max_len // BLOCKS)
     while True:
@@ -282,7 +283,7 @@ def _read_blocks(module: DecodingModule, probes: Probes) -> list[_BlockSize]:
 
 
 @torch.no_grad()
-def _measure_blocks(module: DecodingModule, probes: Probes, length: int) -> list[_BlockSize]:
+def _measure_blocks(module: Decoder, probes: Probes, length: int) -> list[_BlockSize]:
     """Return the sizes of blocks of a length, until the module refuses one or time is up."""
     like = probes.input(1)
     b, _, d = like.shape

@@ -3,12 +3,12 @@
 import inspect
 from abc import ABC
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lab.abilities import MatrixMixer as MatrixMixer
 from lab.ops.rope import Layout
 
 
@@ -50,7 +50,7 @@ class Mixer(nn.Module, ABC):
     name hook points of the mixer, such as "hook_pattern". Two abilities are methods:
 
         matrix, values, project   one matrix per head (`MatrixMixer`)
-        start, prefill, step      going on from a state (`lab.layers.state.Decoder`)
+        start, prefill, step      going on from a state (`lab.abilities.Decoder`)
 
     A module of any other class is adapted where a block gets it (`adapt`): it offers what it has
     of the same name.
@@ -83,26 +83,6 @@ class Mixer(nn.Module, ABC):
     def rotary_pairs(self) -> RotaryPairs | None:
         """How it rotates what it compares; None where it does not."""
         return None
-
-
-@runtime_checkable
-class MatrixMixer(Protocol):
-    """A mixer that can return its mixing as one matrix per head.
-
-    forward(x) = project(x, matrix(x) @ values(x)).
-    """
-
-    def matrix(self, x: Tensor, /, rows: slice | None = None) -> Tensor:
-        """Return the matrix [b h t s]; some of its target positions, if it `takes_rows`."""
-        ...
-
-    def values(self, x: Tensor, /) -> Tensor:
-        """Return the values that it mixes [b h s p]."""
-        ...
-
-    def project(self, x: Tensor, z: Tensor, /) -> Tensor:
-        """Return the output [b t d] from the mixed values z [b h t p]."""
-        ...
 
 
 NOT_OFFERED = {name: vars(Mixer)[name] for name in Mixer.__annotations__} | {"rotary_pairs": None}

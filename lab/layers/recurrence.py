@@ -301,11 +301,8 @@ class Recurrence(Mixer):
         """Return the state before the first token, which will stand at `position`."""
         weight = self.v_proj.weight
         high = promote(weight)
-        p = self.d_value + self.normalised
-        memory = weight.new_zeros(batch, self.n_heads, self.d_state, p, dtype=high)
-        width = 0 if self.conv is None else self.conv.width - 1
-        tail = weight.new_zeros(batch, width, sum(self.widths), dtype=high)
-        carry = weight.new_zeros(batch, self.carry_width, dtype=high)
+        *sizes, _ = self._list_sizes(batch)
+        memory, tail, carry = (weight.new_zeros(size, dtype=high) for size in sizes)
         at = torch.full((batch,), position, device=weight.device)
         return RecurrentState(memory, tail, carry, at)
 
@@ -393,9 +390,18 @@ class Recurrence(Mixer):
         check_decoding(x, state, keep, RecurrentState)
         if state is None:
             return
-        for name, given, own in zip(state._fields, state, self.start(len(x)), strict=True):
-            if given.shape != own.shape:
-                raise ValueError(f"state.{name} is {list(given.shape)}, must be {list(own.shape)}")
+        for name, given, size in zip(state._fields, state, self._list_sizes(len(x)), strict=True):
+            if given.shape != size:
+                raise ValueError(f"state.{name} is {list(given.shape)}, must be {list(size)}")
+
+    def _list_sizes(self, batch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the sizes of what a state holds, as `RecurrentState` lists it."""
+        return (
+            (batch, self.n_heads, self.d_state, self.d_value + self.normalised),
+            (batch, 0 if self.conv is None else self.conv.width - 1, sum(self.widths)),
+            (batch, self.carry_width),
+            (batch,),
+        )
 
     def _compute(
         self,
@@ -408,7 +414,7 @@ class Recurrence(Mixer):
         carry = x.new_zeros(len(x), self.carry_width, dtype=high) if state is None else state.carry
         inputs, carry = self.prepare(x, carry, keep)
         projections = self.q_proj, self.k_proj, self.v_proj
-        joint = torch.cat([f(z) for f, z in zip(projections, inputs, strict=False)], -1).to(high)
+        joint = torch.cat([f(z) for f, z in zip(projections, inputs[:3], strict=True)], -1).to(high)
         tail = joint.new_zeros(len(x), 0, joint.shape[-1]) if state is None else state.tail
         if self.conv is not None:
             joint, tail = self.conv(joint, None if state is None else tail, keep)
@@ -453,12 +459,13 @@ class Recurrence(Mixer):
         q, k, v = terms[:3]
         written: list[Any] = [*terms[1:6]]
         own, before, reads = terms.own, memory, slice(self.n_writes - 1, None, self.n_writes)
-        if before is None:
-            before = torch.zeros_like(k[:, 0, :, :, None] * v[:, 0, :, None], dtype=promote(k))
+        if before is None and own is not None:  # which reads it
+            before = k.new_zeros(len(k), *k.shape[2:], v.shape[-1], dtype=promote(k))
         if self.hook_state.active:
             states = delta_states(*written, initial_state=before)
             memory = states[:, -1]
             if own is not None:
+                assert before is not None
                 states = torch.cat([before[:, None], states[:, :-1]], 1)
             z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states[:, reads]), q[:, reads])
         elif own is None:

@@ -61,6 +61,16 @@ class RecurrenceInputs(NamedTuple):
     C: Float[Tensor, "b t g n"]
 
 
+def draw_log_rates(n: int) -> Float[Tensor, " n"]:
+    """Return log A of n rates A from U(1, 16), as Mamba-2 starts."""
+    return torch.empty(n).uniform_(1, 16).log()
+
+
+def draw_dt_bias(n: int) -> Float[Tensor, " n"]:
+    """Return n biases whose softplus is log-uniform in [0.001, 0.1], as Mamba-2 starts."""
+    return torch.empty(n).uniform_(math.log(1e-3), math.log(1e-1)).exp().expm1().log()
+
+
 class SSD(Mixer):
     """Mixes a sequence by h_t = exp(dt_t A) h_{t−1} + dt_t x_t ⊗ B_t, y_t = h_t C_t + D x_t.
 
@@ -220,8 +230,8 @@ class SSD(Mixer):
     def _init_as_mamba2(self) -> None:
         """Draw A from U(−16, −1), and dt's bias so that dt is log-uniform in [0.001, 0.1]."""
         if self.A_log is not None:
-            self.A_log.uniform_(1, 16).log_()
-        self._start_at(torch.empty(self.n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp())
+            self.A_log.copy_(draw_log_rates(self.n_heads))
+        self.dt_proj.bias.copy_(draw_dt_bias(self.n_heads))
 
     @torch.no_grad()
     def _init_memory(self, tokens: float) -> None:

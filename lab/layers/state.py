@@ -10,40 +10,12 @@ Every mixer decodes by three methods; its forward is the second of them without 
 outputs at padding are finite and meaningless.
 """
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-
-@runtime_checkable
-class State(Protocol):
-    """The state of a mixer: a NamedTuple of tensors whose first axis is the batch."""
-
-    @property
-    def position(self) -> Int[Tensor, " b"]:
-        """How many tokens each row has read, not counting padding: the next token's position."""
-        ...
-
-
-@runtime_checkable
-class Decoder(Protocol):
-    """A mixer that can continue from a state."""
-
-    def start(self, batch: int, position: int = 0) -> State:
-        """Return the state before the first token, which will stand at `position`."""
-        ...
-
-    def prefill(
-        self, x: Tensor, state: State | None = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Return the outputs [b t d] of further tokens, and the state after them."""
-        ...
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the output [b d] of one further token, and the state after it."""
-        ...
+from lab.abilities import Decoder as Decoder
+from lab.abilities import State as State
 
 
 def token_positions(

@@ -221,7 +221,7 @@ class LanguageModel(nn.Module):
     ) -> dict[int, Float[Tensor, "b h t s"]]:
         """Return the matrices that the mixers apply to some tokens, by block.
 
-        Blocks whose mixer offers no matrix (`lab.layers.mixer.MatrixMixer`) are left out.
+        Blocks whose mixer offers no matrix (`lab.abilities.MatrixMixer`) are left out.
 
         Args:
             tokens: the tokens.

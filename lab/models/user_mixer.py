@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
@@ -54,32 +53,19 @@ def check_mixers(model: LanguageModel) -> Iterator[None]:
         for block in model.list_blocks():
             if block.mixer is not None:
                 stack.callback(block.mixer.register_forward_hook(check).remove)
-        stack.enter_context(_replace_forwards(model, convert_errors))
+        stack.enter_context(_convert_errors_of_mixers(model))
         yield
 
 
 @contextmanager
-def convert_mixer_errors(model: LanguageModel) -> Iterator[None]:
+def _convert_errors_of_mixers(model: LanguageModel) -> Iterator[None]:
     """Let whatever the user's own mixers raise inside a `with` block be a ValueError."""
-
-    def convert(forward: Callable[..., Any], cls: type) -> Callable[..., Any]:
-        return wraps(forward)(convert_errors(forward, cls))
-
-    with _replace_forwards(model, convert):
-        yield
-
-
-@contextmanager
-def _replace_forwards(
-    model: LanguageModel, convert: Callable[[Callable[..., Any], type], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replace `forward` of the user's own mixers for a `with` block."""
     with ExitStack() as stack:
         for block in model.list_blocks():
             mixer = block.mixer
             if mixer is not None and not is_from_lab(mixer):
                 stack.callback(setattr, mixer, "forward", mixer.forward)
-                mixer.forward = convert(mixer.forward, type(mixer))
+                mixer.forward = convert_errors(mixer.forward, type(mixer))
         yield
 
 

@@ -77,8 +77,8 @@ class GatedDeltaProduct(GatedDeltaNet):
     ) -> Float[Tensor, "b mh t s"]:
         """Return the matrix of each write, or some of its rows; quadratic, for analysis."""
         m = self.n_writes
-        M = super().matrix(x)[:, :, m - 1 :: m]
-        M = M if rows is None else M[:, :, rows]
+        first, last, _ = (rows or slice(None)).indices(x.shape[1])
+        M = super().matrix(x, slice(first * m + m - 1, last * m, m))
         return rearrange(M, "b h t (s m) -> b (m h) t s", m=m)
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b mh s p"]:

@@ -1,6 +1,5 @@
 """Gated DeltaNet: the delta rule with a decay of the state."""
 
-import math
 from typing import Unpack
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.recurrence import Shared
+from lab.layers.ssd import draw_dt_bias, draw_log_rates
 from lab.ops.delta import Decay
 
 
@@ -37,10 +37,9 @@ class GatedDeltaNet(DeltaNet):
     ):
         super().__init__(d_model, n_heads, negative=negative, **shared)
         self.a_proj = nn.Linear(d_model, n_heads)
-        self.A_log = nn.Parameter(torch.empty(n_heads).uniform_(1, 16).log())
+        self.A_log = nn.Parameter(draw_log_rates(n_heads))
         with torch.no_grad():
-            dt = torch.empty(n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            self.a_proj.bias.copy_(dt.expm1().log())
+            self.a_proj.bias.copy_(draw_dt_bias(n_heads))
 
     def compute_decay(self, x: Float[Tensor, "b t d"], q: Float[Tensor, "b t h n"]) -> Decay:
         """Return the log-decay of each head, in q's dtype."""

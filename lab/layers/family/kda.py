@@ -1,6 +1,5 @@
 """Kimi Delta Attention: the delta rule with a decay of each key channel."""
 
-import math
 from typing import Unpack
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.recurrence import Shared
+from lab.layers.ssd import draw_dt_bias, draw_log_rates
 from lab.ops.delta import Decay
 
 
@@ -54,13 +54,12 @@ class KimiDeltaAttention(DeltaNet):
         channels = n_heads * self.d_state
         self.decay_down = nn.Linear(d_model, rank, bias=False)
         self.decay_up = nn.Linear(rank, channels)
-        self.A_log = nn.Parameter(torch.empty(n_heads).uniform_(1, 16).log())
+        self.A_log = nn.Parameter(draw_log_rates(n_heads))
         if self.g_proj is not None:
             down = nn.Linear(d_model, rank, bias=False)
             self.g_proj = nn.Sequential(down, nn.Linear(rank, width))
         with torch.no_grad():
-            dt = torch.empty(channels).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            self.decay_up.bias.copy_(dt.expm1().log())
+            self.decay_up.bias.copy_(draw_dt_bias(channels))
 
     def compute_decay(self, x: Float[Tensor, "b t d"], q: Float[Tensor, "b t h n"]) -> Decay:
         """Return the log-decay of each key channel, in q's dtype."""

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lab.layers.recurrence import Recurrence, RecurrentState, Shared, Terms, shift
+from lab.layers.ssd import draw_dt_bias
 from lab.ops.precision import promote
 
 A_FLOOR = 1e-4
@@ -61,8 +62,7 @@ class Mamba3(Recurrence):
         self.carry_width = d_model + n_heads * self.n_angles
         self.rate_proj = nn.Linear(d_model, 3 * n_heads, bias=False)
         self.angle_proj = nn.Linear(d_model, self.n_angles, bias=False) if self.n_angles else None
-        dt = torch.empty(n_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        self.dt_bias = nn.Parameter(dt.expm1().log())
+        self.dt_bias = nn.Parameter(draw_dt_bias(n_heads))
         self.q_scale, self.k_scale = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
         self.q_bias = nn.Parameter(torch.ones(n_heads, n))
         self.k_bias = nn.Parameter(torch.ones(n_heads, n))
