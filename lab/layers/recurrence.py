@@ -95,20 +95,19 @@ class RecurrentState(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the recurrence gets: six terms as in `lab.ops.delta`, and how the state is read.
+    """What the recurrence gets, as in `lab.ops.delta`, and what outputs are divided by.
 
     Attributes:
-        own: where it is given, a token reads S_{t−1}ᵀ q_t + own_t v_t in place of S_tᵀ q_t.
         log_floor: where it is given, the divisor of `normalised` is its absolute value, or the
             exponential of this where that is larger.
     """
 
     q: Float[Tensor, "b t h n"]
-    k: Float[Tensor, "b t h n"]
-    v: Float[Tensor, "b t h p"]
+    k: Float[Tensor, "b t *r h n"]
+    v: Float[Tensor, "b t *r h p"]
     log_decay: Decay | None = None
-    match: Float[Tensor, "b t h n"] | None = None
-    erase: Float[Tensor, "b t h n"] | None = None
+    match: Float[Tensor, "b t *r h n"] | None = None
+    erase: Float[Tensor, "b t *r h n"] | None = None
     own: Float[Tensor, "b t h"] | None = None
     log_floor: Float[Tensor, "b t h"] | None = None
 
@@ -155,8 +154,10 @@ class Recurrence(Mixer):
     carry_width: int = 0
     """Numbers of `RecurrentState.carry`."""
     n_writes: int = 1
-    """Keys and values m that each token has; `decide` then returns m tokens for each, the last of
-    which reads. A mixer sets it before the base class is set up."""
+    """Keys and values that each token has; a mixer sets it before the base class is set up, and
+    `decide` splits the heads of k and v that it then gets."""
+    match_before_decay: ClassVar[bool] = False
+    """Whether what is corrected is read before the state decays, as in `lab.ops.delta`."""
 
     takes_rows = True
     takes_positions = True
@@ -341,12 +342,7 @@ class Recurrence(Mixer):
         self._check(x, state)
         x = x[:, None]
         terms, tail, carry = self._compute(x, state)
-        if self.hook_state.active or terms.own is not None or self.n_writes > 1:
-            z, memory = self._mix(terms, state.memory)
-        else:
-            now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
-            z, memory = delta_step(*now, state=state.memory)
-            z = self._divide(z[:, None], terms)
+        z, memory = self._mix(terms, state.memory)
         y = self.project(x, rearrange(z, "b t h p -> b h t p"))
         return y[:, 0], RecurrentState(memory, tail, carry, state.position + 1)
 
@@ -355,13 +351,8 @@ class Recurrence(Mixer):
     ) -> Float[Tensor, "b h t s"]:
         """Return the matrix, or some of its rows; quadratic, for analysis."""
         terms = self._compute(x)[0]
-        decay: list[Any] = [*terms[3:6]]
-        if terms.own is None:
-            M = delta_matrix(terms.q, terms.k, *decay, rows=rows)
-        else:
-            M = delta_matrix(_advance(terms.q), terms.k, *decay)
-            M = F.pad(M[:, :, :-1], (0, 0, 1, 0)) + terms.own.mT.diag_embed()
-            M = M if rows is None else M[:, :, rows]
+        read: Any = {"match_before_decay": self.match_before_decay, "own": terms.own}
+        M = delta_matrix(terms.q, terms.k, *terms[3:6], rows=rows, **read)
         if not self.normalised:
             return M
         floor = None
@@ -371,7 +362,7 @@ class Recurrence(Mixer):
 
     def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s p"]:
         """Return the values that the matrix mixes."""
-        v = rearrange(self._compute(x)[0].v, "b s h p -> b h s p")
+        v = rearrange(self._compute(x)[0].v, "b s ... p -> b (...) s p")
         return v[..., :-1] if self.normalised else v
 
     def project(
@@ -433,7 +424,6 @@ class Recurrence(Mixer):
         if self.normalised:
             terms = terms._replace(v=F.pad(terms.v, (0, 1), value=1.0))
         if keep is not None:
-            keep = keep.repeat_interleave(self.n_writes, 1)
             masked: Any = (
                 None if z is None else z.masked_fill(~keep[(...,) + (None,) * (z.ndim - 2)], 0)
                 for z in terms
@@ -454,40 +444,32 @@ class Recurrence(Mixer):
         return F.layer_norm(y, y.shape[-1:], eps=NORM_EPS) * weight.view(y.shape[-2:])
 
     def _mix(
-        self, terms: Terms, memory: Float[Tensor, "b h n p"] | None
-    ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n p"]]:
-        q, k, v = terms[:3]
-        written: list[Any] = [*terms[1:6]]
-        own, before, reads = terms.own, memory, slice(self.n_writes - 1, None, self.n_writes)
-        if before is None and own is not None:  # which reads it
-            before = k.new_zeros(len(k), *k.shape[2:], v.shape[-1], dtype=promote(k))
-        if self.hook_state.active:
-            states = delta_states(*written, initial_state=before)
-            memory = states[:, -1]
-            if own is not None:
-                assert before is not None
-                states = torch.cat([before[:, None], states[:, :-1]], 1)
-            z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states[:, reads]), q[:, reads])
-        elif own is None:
-            z, memory = delta(q, *written, initial_state=before, chunk_len=self.chunk_len)
-            z = z[:, reads]
-        else:
-            z, memory = delta(_advance(q), *written, initial_state=before, chunk_len=self.chunk_len)
-            first = torch.einsum("bhnp,bhn->bhp", before, q[:, 0].to(before)).to(z)
-            z = torch.cat([first[:, None], z[:, :-1]], 1)
+        self, terms: Terms, memory: Float[Tensor, "b h n s"] | None
+    ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n s"]]:
+        q, written, own = terms.q, terms[1:6], terms.own
+        before_decay = self.match_before_decay
+        options: Any = {"match_before_decay": before_decay, "initial_state": memory}
+        if not self.hook_state.active:
+            if q.shape[1] == 1 and memory is not None:
+                *now, own = (None if term is None else term[:, 0] for term in terms[:7])
+                z, memory = delta_step(*now, state=memory, match_before_decay=before_decay, own=own)
+                return self._divide(z[:, None], terms), memory
+            z, memory = delta(q, *written, chunk_len=self.chunk_len, own=own, **options)
+            return self._divide(z, terms), memory
+        states = delta_states(*written, **options)
+        last = states[:, -1]
+        if own is not None:  # the state before a token is read
+            before = torch.zeros_like(last) if memory is None else memory
+            states = torch.cat([before[:, None], states[:, :-1]], 1)
+        z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), q.to(states))
         if own is not None:
-            z = z + own[..., None] * v
-        return self._divide(z, terms), memory
+            z = z + own[..., None] * terms.v
+        return self._divide(z, terms), last
 
-    def _divide(self, z: Float[Tensor, "b t h p"], terms: Terms) -> Float[Tensor, "b t h p"]:
+    def _divide(self, z: Float[Tensor, "b t h s"], terms: Terms) -> Float[Tensor, "b t h _"]:
         if not self.normalised:
             return z
         return z[..., :-1] / _bound_divisor(z[..., -1:], terms.log_floor)
-
-
-def _advance(q: Float[Tensor, "b t h n"]) -> Float[Tensor, "b t h n"]:
-    """Return the q of the next token, 0 for the last: what reads the state that it finds."""
-    return F.pad(q[:, 1:], (0, 0, 0, 0, 0, 1))
 
 
 def _bound_divisor(total: Tensor, log_floor: Tensor | None) -> Tensor:

@@ -1,12 +1,12 @@
-"""The delta rule and its relatives against flash-linear-attention's forms in plain torch, 0.6.0.
+"""The delta rule and its cases against fla 0.6.0's plain forms: values and gradients.
 
-They compute in fp32, and scale q by n^−1/2; ours computes in fp64, so that only their roundings
-are between them. Each case says how a mixer of the family is written with the lab's op.
+Most of fla's forms compute in fp32 whatever they are given; the two that keep fp64 are compared in
+fp64. Its Comba reads p before the decay in chunks, after it in the loop: both are cases of ours.
 """
 
-import random
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,258 +14,287 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab import peers
-from lab.ops.delta import delta, delta_matrix
-from tests.normal import draw_normal
+from lab.ops.delta import delta
 from tests.parity.compare import deviation
 
-CHUNK = 8
-SEEDS = range(5)
-TOLERANCE = 64 * 2**-24
-"""Some tens of roundings, relative to the largest number in the tensor."""
-Inputs = dict[str, Tensor]
+Outputs = tuple[Tensor, Tensor | None]
+CHUNK = 16
+SEEDS = range(50)
 
 
-def load(module: str, form: str) -> Callable[..., Any]:
-    return getattr(peers.load(f"fla.ops.{module}.naive"), form)
+def naive(kind: str, name: str, module: str = "naive") -> Callable[..., Any]:
+    return getattr(peers.load(f"fla.ops.{kind}.{module}"), name)
 
 
-def with_heads_first(form: Callable[..., Any], *tensors: Tensor, **options: Any):
-    """Call a form that takes [b h t …] and returns (o [b h t p], state)."""
-    o, state = form(*(z.transpose(1, 2) for z in tensors), **options)
-    return o.transpose(1, 2), state
+def heads_first(*tensors: Tensor) -> list[Tensor]:
+    return [z.transpose(1, 2) for z in tensors]
 
 
-# Ours: from a mixer's own inputs to arguments of `delta`.
+def scaled(q: Tensor) -> Tensor:
+    return q * q.shape[-1] ** -0.5
 
 
-def decayed(q, k, v, g=None, **rest):
-    return {"q": q, "k": k, "v": v, "log_decay": g, **rest}
+def add_writes(z: Tensor, q: Tensor) -> Tensor:
+    """Return [b t m …] of fla's [b t*m …]."""
+    return z.unflatten(1, (q.shape[1], -1))
 
 
-def delta_rule(q, k, v, beta, g=None, **rest):
-    return decayed(q, beta[..., None] * k, v, g, match=k, **rest)
+def spread_heads(k: Tensor, beta: Tensor) -> Tensor:
+    """Return each value head's copy of the key of its group."""
+    return k.repeat_interleave(beta.shape[-1] // k.shape[-2], -2)
 
 
-def comba(q, k, v, match, beta, g, **rest):
-    """The state is read before it decays, where `delta` reads it after."""
-    return comba_after_decay(q, k, v, match * (-g).exp()[..., None], beta, g, **rest)
+def own_key(q, k, v, beta, g=None, state=None):
+    return delta(
+        scaled(q), spread_heads(k, beta) * beta[..., None], v, g, match=k, initial_state=state
+    )
 
 
-def comba_after_decay(q, k, v, match, beta, g, **rest):
-    """fla 0.6.0: its recurrent form, unlike its chunks and its kernels, reads the decayed state."""
-    return decayed(q, beta[..., None] * k, v, g, match=match, **rest)
+def delta_rule(q, k, v, beta, state):
+    form = naive("delta_rule", "delta_rule_recurrence")
+    y, last = form(*heads_first(q, k, v, beta), initial_state=state)
+    return y.transpose(1, 2), last
+
+
+def delta_rule_chunk(q, k, v, beta):
+    form = naive("delta_rule", "delta_rule_chunkwise")
+    y, last = form(*heads_first(q, k, v, beta), chunk_size=CHUNK)
+    return y.transpose(1, 2), last
+
+
+def gated_delta_rule(q, k, v, beta, g, state):
+    form = naive("gated_delta_rule", "naive_recurrent_gated_delta_rule")
+    return form(q, k, v, beta, g, initial_state=state, output_final_state=True)
+
+
+def gated_delta_rule_chunk(q, k, v, beta, g, state):
+    form = naive("gated_delta_rule", "naive_chunk_gated_delta_rule")
+    return form(q, k, v, g, beta, CHUNK, initial_state=state, output_final_state=True)
+
+
+def kda(q, k, v, beta, g, state):
+    form = naive("kda", "naive_recurrent_kda")
+    return form(q, k, v, g, beta, initial_state=state, output_final_state=True)
+
+
+def kda_chunk(q, k, v, beta, g, state):
+    form = naive("kda", "naive_chunk_kda")
+    options = {"initial_state": state, "output_final_state": True, "chunk_size": CHUNK}
+    return form(q, k, v, g, beta, **options)
+
+
+def comba(q, k, v, beta, g, p, state):
+    form = naive("comba", "naive_recurrent_comba")
+    return form(q, k, v, p, beta, g, initial_state=state, output_final_state=True)
+
+
+def comba_chunk(q, k, v, beta, g, p, state):
+    form = naive("comba", "naive_chunk_comba")
+    return form(q, k, v, p, g, beta, CHUNK, initial_state=state, output_final_state=True)
+
+
+def our_comba(q, k, v, beta, g, p, state, before=False):
+    options = {"match_before_decay": before, "initial_state": state}
+    return delta(scaled(q), beta[..., None] * k, v, g, match=p, **options)
+
+
+def gated_delta_product(q, k, v, beta, g, state):
+    form = naive("gated_delta_product", "naive_recurrent_gated_delta_product")
+    m = k.shape[1] // q.shape[1]
+    options = {"initial_state": state, "output_final_state": True, "num_householder": m}
+    return form(q, k, v, g, beta, q.shape[-1] ** -0.5, **options)
+
+
+def our_delta_product(q, k, v, beta, g, state):
+    k, v, beta = (add_writes(z, q) for z in (k, v, beta))
+    return own_key(q, k, v, beta, g, state)
+
+
+def gla(q, k, v, g, state):
+    form = naive("gla", "naive_recurrent_gla")
+    return form(q, k, v, g, initial_state=state, output_final_state=True)
+
+
+def simple_gla(q, k, v, g, state):
+    form = naive("simple_gla", "naive_recurrent_simple_gla")
+    return form(q, k, v, g, initial_state=state, output_final_state=True)
+
+
+def simple_gla_chunk(q, k, v, g, state):
+    form = naive("simple_gla", "naive_chunk_simple_gla")
+    return form(q, k, v, g, initial_state=state, output_final_state=True, chunk_size=CHUNK)
+
+
+def additive(q, k, v, g, state):
+    return delta(scaled(q), k, v, g, initial_state=state)
 
 
 def retention(q, k, v):
-    heads = torch.arange(q.shape[2], dtype=q.dtype)
-    g = torch.log1p(-(2.0 ** (-5 - heads))).expand(q.shape[:3])
-    return decayed(q, k, v, g)
+    return naive("retention", "naive_retention")(*heads_first(q, k, v)).transpose(1, 2), None
 
 
-def low_rank(q, k, v, alpha, beta, g=None, **rest):
-    """S ← (diag(w) + β αᵀ) S + k vᵀ, which reads the state before it decays."""
-    match = alpha if g is None else alpha * (-g).exp()
-    return decayed(q, k, v, g, match=match, erase=-beta, **rest)
+def our_retention(q, k, v):
+    rates = torch.log1p(-(2.0 ** (-5 - torch.arange(q.shape[2], dtype=torch.float64))))
+    return delta(scaled(q), k, v, rates.to(q).expand(q.shape[:3]))
 
 
-def delta_product(q, k, v, beta, g=None, **rest):
-    """As many virtual tokens a token as k has: the first decays, the last is read."""
-    times = k.shape[1] // q.shape[1]
-
-    def place(z: Tensor, at: int) -> Tensor:
-        padded = z.new_zeros(*z.shape[:2], times, *z.shape[2:])
-        return padded.index_copy(2, torch.tensor([at]), z[:, :, None]).flatten(1, 2)
-
-    g = None if g is None else place(g, 0)
-    return delta_rule(place(q, times - 1), k, v, beta, g, **rest)
+def dplr(q, k, v, g, alpha, beta, state):
+    form = naive("generalized_delta_rule.dplr", "dplr_recurrence")
+    y, last = form(*heads_first(q, k, v, alpha, beta, g), initial_state=state)
+    return y.transpose(1, 2), last
 
 
-# Theirs: (mixer's own inputs) → (o, state or None).
+def dplr_chunk(q, k, v, g, alpha, beta, state):
+    form = naive("generalized_delta_rule.dplr", "dplr_chunkwise")
+    given = heads_first(q, k, v, alpha, beta, g)
+    y, last = form(*given, initial_state=state, chunk_size=CHUNK)
+    return y.transpose(1, 2), last
 
 
-def their_delta_rule(form):
-    def run(q, k, v, beta, initial_state=None):
-        options = {} if initial_state is None else {"initial_state": initial_state}
-        if form == "delta_rule_chunkwise":
-            options["chunk_size"] = CHUNK
-        return with_heads_first(load("delta_rule", form), q, k, v, beta, **options)
-
-    return run
+def our_dplr(q, k, v, g, alpha, beta, state):
+    """RWKV-7 has alpha = −κ̂ and beta = a ∘ κ̂."""
+    options = {"match_before_decay": True, "initial_state": state}
+    return delta(scaled(q), k, v, g, match=-alpha, erase=beta, **options)
 
 
-def their_parallel_delta_rule(q, k, v, beta):
-    form = load("delta_rule", "delta_rule_parallel")
-    return with_heads_first(form, q, k, v, beta, BM=2 * CHUNK, BN=CHUNK)[0], None
+def iplr(q, k, v, alpha, beta, state):
+    form = naive("generalized_delta_rule.iplr", "iplr_recurrence")
+    y, last = form(*heads_first(q, k, v, alpha, beta), initial_state=state)
+    return y.transpose(1, 2), last
 
 
-def theirs(module: str, form: str, **options: Any):
-    """A form that takes [b t h …] by the names of `decayed`, and a state."""
-
-    def run(match=None, g=None, **given):
-        given |= {} if match is None else {"p": match}
-        given |= {} if g is None else {"gk" if module == "gla" else "g": g}
-        return load(module, form)(**given, **options)
-
-    return run
+def iplr_chunk(q, k, v, alpha, beta, state):
+    form = naive("generalized_delta_rule.iplr", "iplr_chunkwise")
+    y, last = form(*heads_first(q, k, v, alpha, beta), initial_state=state, chunk_size=CHUNK)
+    return y.transpose(1, 2), last
 
 
-def their_parallel_simple_gla(q, k, v, g):
-    return load("simple_gla", "naive_parallel_simple_gla")(q, k, v, g)[0], None
+def our_iplr(q, k, v, alpha, beta, state):
+    return delta(scaled(q), k, v, match=-alpha, erase=beta, initial_state=state)
 
 
-def their_retention(q, k, v):
-    form = load("retention", "naive_retention")
-    return form(*(z.transpose(1, 2) for z in (q, k, v))).transpose(1, 2), None
+def rwkv6(q, k, v, g, u, state):
+    form = naive("rwkv6", "naive_recurrent_rwkv6", "recurrent_naive")
+    given = heads_first(q, k, v, g)
+    y, last = form(*given, u, initial_state=state, output_final_state=True)
+    return y.transpose(1, 2), last
 
 
-def their_low_rank(kind, form, **options):
-    def run(q, k, v, alpha, beta, g=None, initial_state=None):
-        tensors = [q, k, v, alpha, beta] + ([] if g is None else [g])
-        call = load(f"generalized_delta_rule.{kind}", form)
-        return with_heads_first(call, *tensors, initial_state=initial_state, **options)
-
-    return run
+def our_rwkv6(q, k, v, g, u, state):
+    return delta(scaled(q), k, v, g, own=(scaled(q) * u * k).sum(-1), initial_state=state)
 
 
-def their_delta_product(q, k, v, beta, g=None, initial_state=None):
-    form = load("gated_delta_product", "naive_recurrent_gated_delta_product")
-    times = k.shape[1] // q.shape[1]
-    return form(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        q.shape[-1] ** -0.5,
-        initial_state=initial_state,
-        output_final_state=True,
-        num_householder=times,
-    )
+class Pair(NamedTuple):
+    """A form of fla's, ours, and which arguments both take.
+
+    Attributes:
+        theirs: the form.
+        ours: the same by `delta`.
+        names: of the arguments.
+        channel: whether the decay has a number for each key channel.
+        whole: whether rows must be whole chunks.
+        writes: whether a token may write several times.
+        exact: whether theirs keeps fp64.
+        groups: whether several value heads may share a key head.
+    """
+
+    theirs: Callable[..., Outputs]
+    ours: Callable[..., Outputs]
+    names: str
+    channel: bool = False
+    whole: bool = False
+    writes: bool = False
+    exact: bool = False
+    groups: bool = False
 
 
-STATE: dict[str, Any] = {"output_final_state": True}
-SIZED: dict[str, Any] = {**STATE, "chunk_size": CHUNK}
-# name: (ours, theirs, its inputs besides q, k, v; "state" and "whole" chunks where it has them)
-CASES = {
-    "delta rule": (delta_rule, their_delta_rule("delta_rule_recurrence"), "beta state"),
-    "delta rule, chunks": (delta_rule, their_delta_rule("delta_rule_chunkwise"), "beta whole"),
-    "delta rule, parallel": (delta_rule, their_parallel_delta_rule, "beta whole"),
-    "gated delta rule": (
-        delta_rule,
-        theirs("gated_delta_rule", "naive_recurrent_gated_delta_rule", **STATE),
-        "beta g state",
+def our_delta_rule(q, k, v, beta, state=None):
+    return own_key(q, k, v, beta, None, state)
+
+
+PAIRS = {
+    "delta_rule": Pair(delta_rule, our_delta_rule, "q k v beta state"),
+    "delta_rule chunk": Pair(
+        delta_rule_chunk, our_delta_rule, "q k v beta", whole=True, exact=True
     ),
-    "gated delta rule, chunks": (
-        delta_rule,
-        theirs("gated_delta_rule", "naive_chunk_gated_delta_rule", **SIZED),
-        "beta g state",
+    "gated_delta_rule": Pair(gated_delta_rule, own_key, "q k v beta g state"),
+    "gated_delta_rule chunk": Pair(gated_delta_rule_chunk, own_key, "q k v beta g state"),
+    "kda": Pair(kda, own_key, "q k v beta g state", channel=True, groups=True),
+    "kda chunk": Pair(kda_chunk, own_key, "q k v beta g state", channel=True, whole=True),
+    "comba": Pair(comba, our_comba, "q k v beta g p state"),
+    "comba chunk": Pair(comba_chunk, partial(our_comba, before=True), "q k v beta g p state"),
+    "gated_delta_product": Pair(
+        gated_delta_product, our_delta_product, "q k v beta g state", writes=True
     ),
-    "kda": (delta_rule, theirs("kda", "naive_recurrent_kda", **STATE), "beta gk state"),
-    "kda, chunks": (delta_rule, theirs("kda", "naive_chunk_kda", **SIZED), "beta gk state whole"),
-    "gla": (decayed, theirs("gla", "naive_recurrent_gla", **STATE), "gk state"),
-    "simple gla": (
-        decayed,
-        theirs("simple_gla", "naive_recurrent_simple_gla", **STATE),
-        "g state",
+    "gla": Pair(gla, additive, "q k v g state", channel=True),
+    "simple_gla": Pair(simple_gla, additive, "q k v g state"),
+    "simple_gla chunk": Pair(simple_gla_chunk, additive, "q k v g state"),
+    "retention": Pair(retention, our_retention, "q k v"),
+    "dplr, which is RWKV-7": Pair(dplr, our_dplr, "q k v g alpha beta_k state", channel=True),
+    "dplr chunk": Pair(
+        dplr_chunk, our_dplr, "q k v g alpha beta_k state", channel=True, whole=True
     ),
-    "simple gla, chunks": (
-        decayed,
-        theirs("simple_gla", "naive_chunk_simple_gla", **SIZED),
-        "g state",
-    ),
-    "simple gla, parallel": (decayed, their_parallel_simple_gla, "g"),
-    "retention": (retention, their_retention, ""),
-    "dplr": (low_rank, their_low_rank("dplr", "dplr_recurrence"), "rank gk state"),
-    "dplr, chunks": (
-        low_rank,
-        their_low_rank("dplr", "dplr_chunkwise", chunk_size=CHUNK),
-        "rank gk state whole",
-    ),
-    "iplr": (low_rank, their_low_rank("iplr", "iplr_recurrence"), "rank state"),
-    "iplr, chunks": (
-        low_rank,
-        their_low_rank("iplr", "iplr_chunkwise", chunk_size=CHUNK),
-        "rank state whole",
-    ),
-    "comba, recurrent": (
-        comba_after_decay,
-        theirs("comba", "naive_recurrent_comba", **STATE),
-        "match beta g state",
-    ),
-    "comba, chunks": (comba, theirs("comba", "naive_chunk_comba", **SIZED), "match beta g state"),
-    "gated delta product": (delta_product, their_delta_product, "times beta g state"),
-    "delta product": (delta_product, their_delta_product, "times beta state"),
+    "iplr": Pair(iplr, our_iplr, "q k v alpha beta_k state"),
+    "iplr chunk": Pair(iplr_chunk, our_iplr, "q k v alpha beta_k state", whole=True, exact=True),
+    "rwkv6": Pair(rwkv6, our_rwkv6, "q k v g u state", channel=True),
 }
 
 
-def draw(needs: str, seed: int) -> Inputs:
-    """Draw a shape and a mixer's inputs of it, in fp32: unit keys, β < 2, any decays."""
-    words, rng = needs.split(), random.Random(seed)
-    b, h, n, p = rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 9), rng.randint(1, 9)
-    t = 2 * CHUNK * rng.randint(1, 3) if "whole" in words else rng.randint(1, 40)
-    writes = t * rng.randint(1, 3) if "times" in words else t
-    seeds = iter(range(100 * seed, 100 * seed + 100))
+def draw(pair: Pair, seed: int) -> dict[str, Tensor]:
+    """Draw a shape, and arguments under which states neither explode nor vanish at once."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integer(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
 
     def normal(*shape: int) -> Tensor:
-        return draw_normal(*shape, seed=next(seeds))
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    k = F.normalize(normal(b, writes, h, n), dim=-1)
-    inputs = {"q": normal(b, t, h, n), "k": k, "v": normal(b, writes, h, p)}
-    strength = rng.choice([0.01, 0.3, 3.0])
-    if "rank" in words:  # RWKV-7's: what a key holds is taken away by up to as much
-        key = F.normalize(normal(b, t, h, n), dim=-1)
-        inputs["alpha"], inputs["beta"] = -key, normal(b, t, h, n).sigmoid() * key
-    if "beta" in words:
-        inputs["beta"] = 2 * normal(b, writes, h).sigmoid()
-    if "match" in words:
-        inputs["match"] = k * normal(1, 1, h, 1).sigmoid()
-    if "g" in words or "gk" in words:
-        channels = [n] if "gk" in words else []
-        inputs["g"] = -strength * normal(b, t, h, *channels).abs()
-    if "state" in words:
-        inputs["initial_state"] = normal(b, h, n, p)
-    return {name: z.float() for name, z in inputs.items()}
-
-
-def differentiate(inputs: Inputs, results: tuple[Tensor, Tensor | None]) -> list[Tensor]:
-    """Return the gradients of a sum in which each number has a weight of its own."""
-    loss = sum(
-        (z * draw_normal(*z.shape, seed=i, dtype=z.dtype)).sum()
-        for i, z in enumerate(results)
-        if z is not None
-    )
-    assert isinstance(loss, Tensor)
-    return list(torch.autograd.grad(loss, list(inputs.values())))
+    b, heads, n, p = integer(1, 2), integer(1, 3), integer(2, 8), integer(1, 8)
+    t = CHUNK * integer(1, 3) if pair.whole else integer(1, 40)
+    writes = t * integer(1, 3) if pair.writes else t
+    keys = heads
+    heads = heads * integer(1, 2) if pair.groups else heads
+    k = F.normalize(normal(b, writes, keys, n), dim=-1)
+    alpha = -F.normalize(normal(b, t, keys, n), dim=-1)
+    drawn = {
+        "q": normal(b, t, keys, n),
+        "k": k,
+        "v": normal(b, writes, heads, p),
+        "beta": 2 * normal(b, writes, heads).sigmoid(),
+        "g": -0.5 * F.softplus(normal(b, t, heads, *([n] if pair.channel else []))),
+        "p": k * normal(b, t, keys, 1).sigmoid() if "p" in pair.names.split() else k,
+        "alpha": alpha,
+        "beta_k": -alpha * normal(b, t, keys, n).sigmoid(),
+        "u": normal(heads, n),
+        "state": normal(b, heads, n, p),
+    }
+    return {name: drawn[name] for name in pair.names.split()}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(name, seed):
-    translate, form, needs = CASES[name]
-    single = {key: z.requires_grad_() for key, z in draw(needs, seed).items()}
-    inputs = {key: z.detach().double().requires_grad_() for key, z in single.items()}
-    t, n = inputs["q"].shape[1], inputs["q"].shape[3]
-    given = translate(**{**inputs, "q": inputs["q"] * n**-0.5})
-    y, state = delta(**given, chunk_len=random.Random(seed).choice([4, 16, 64]))
-    times = y.shape[1] // t
-    y = y[:, times - 1 :: times]
-    expected, last = form(**single)
-    far = {"y": deviation(expected, y)}
-    if last is not None:
-        far["state"] = deviation(last, state)
-    ours = differentiate(inputs, (y, None if last is None else state))
-    for key, a, b in zip(inputs, ours, differentiate(single, (expected, last)), strict=True):
-        far[f"gradient of {key}"] = deviation(b, a)
-    assert all(value <= TOLERANCE for value in far.values()), far
+def differentiate(form: Callable[..., Outputs], given: dict[str, Tensor], dtype: torch.dtype):
+    """Return y, the last state where there is one, and all gradients of a weighted sum."""
+    leaves = {name: z.detach().to(dtype).requires_grad_() for name, z in given.items()}
+    y, last = form(*leaves.values())
+    outputs = {"y": y} if last is None else {"y": y, "state": last}
+    loss = torch.zeros((), dtype=torch.float64)
+    for z in (outputs["y"], *([last] if "state" in given and last is not None else [])):
+        loss = loss + (z.double() * torch.arange(z.numel()).double().cos().view_as(z)).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    gradients = {f"gradient of {name}": z for name, z in zip(leaves, found, strict=True)}
+    return {**outputs, **gradients}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_matrix_is_that_of_the_parallel_form(seed):
-    inputs = draw("beta whole", seed)
-    form = load("delta_rule", "delta_rule_parallel")
-    _, expected = form(*(z.transpose(1, 2) for z in inputs.values()), BM=2 * CHUNK, BN=CHUNK)
-    given = delta_rule(**{**inputs, "q": inputs["q"] * inputs["q"].shape[-1] ** -0.5})
-    M = delta_matrix(given["q"], given["k"], match=given["match"])
-    # Theirs is of β v, ours of v, so that a column of theirs lacks its β.
-    beta = inputs["beta"].transpose(1, 2)[..., None, :]
-    assert deviation(M, expected * beta) <= TOLERANCE
+@pytest.mark.parametrize("kind", PAIRS)
+def test_values_and_gradients(kind):
+    pair = PAIRS[kind]
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12))[: 1 + pair.exact]:
+        for seed in SEEDS:
+            given = draw(pair, seed)
+            ours = differentiate(pair.ours, given, dtype)
+            theirs = differentiate(pair.theirs, given, dtype)
+            names = ours.keys() & theirs.keys()
+            far = {name: deviation(ours[name], theirs[name]) for name in names}
+            far = {name: value for name, value in far.items() if not value <= tolerance}
+            shape = {name: list(z.shape) for name, z in given.items()}
+            assert not far, f"seed {seed}, {dtype}, {shape}: {far}"

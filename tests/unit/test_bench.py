@@ -87,15 +87,15 @@ def test_every_form_of_ssd_computes_the_same_gradients(once, monkeypatch):
 
 
 def test_every_form_of_the_delta_rule_computes_the_same_gradients(once, monkeypatch):
-    for name, size in {"SEQ_LEN": 70, "CHUNK_LENS": (16,), "HEAD_DIM": 16, "STATE": 16}.items():
-        monkeypatch.setattr(delta, name, size)
-    assert [line.target for line in delta.measure()] == [3.0, 1 / 2.5, 1.0]
-    for name, pair in once.items():
+    monkeypatch.setattr(delta, "SEQ_LEN", 64)
+    monkeypatch.setattr(delta, "ROWS", (1, 2))
+    lengths, cases = len(delta.CHUNK_LENS), len(delta.FLA)
+    assert len(list(delta.measure())) == (3 + lengths * cases) + (2 + lengths * (cases - 1))
+    same = {name: pair for name, pair in once.items() if "rule against state space" not in name}
+    assert len(same) == len(once) - 2
+    for name, pair in same.items():
         for ours, theirs in zip(*pair, strict=True):
-            if name.endswith("SSD"):  # another recurrence, on tensors of the same shapes
-                assert theirs is None or ours.shape == theirs.shape
-            else:
-                assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max(), name
+            assert (ours - theirs).abs().max() <= 1e-3 * theirs.abs().max(), name
 
 
 def test_steps_and_experts_run_on_both_sides(once, monkeypatch):

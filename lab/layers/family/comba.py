@@ -9,9 +9,6 @@ from torch import Tensor, nn
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.recurrence import Shared, Terms
 
-LEAST_LOG_DECAY = -40.0
-"""A state is read before it decays, here by undoing the decay; what decays more is lost anyway."""
-
 
 class Comba(GatedDeltaNet):
     """S_t = (α_t I − β_t k_t p_tᵀ) S_{t−1} + β_t k_t v_tᵀ, p_t = s k_t, y_t = S_tᵀ q_t / √n.
@@ -30,10 +27,11 @@ class Comba(GatedDeltaNet):
         recommends to try correction = 0.02 too. s starts at σ(1), as there, A and c as Gated
         DeltaNet's.
     Departs: kernels there give p length 1 as well, after which s affects only q. Values are as wide
-        as keys; theirs are twice as wide. α is at least exp(−40).
+        as keys; theirs are twice as wide.
     """
 
     usual = Shared(conv_width=4, activation="silu", qk_norm="l2", gate="sigmoid")
+    match_before_decay = True
 
     def __init__(
         self, d_model: int, n_heads: int = 1, *, correction: float = 1.0, **shared: Unpack[Shared]
@@ -56,9 +54,6 @@ class Comba(GatedDeltaNet):
         k: Float[Tensor, "b t h n"],
         v: Float[Tensor, "b t h p"],
     ) -> Terms:
-        """Return Gated DeltaNet's terms, with a match that undoes the decay."""
-        terms = super().decide(x, q, k, v)
-        assert terms.log_decay is not None
-        log_decay = terms.log_decay.clamp(min=LEAST_LOG_DECAY)
-        share = self.feedback.to(q).sigmoid() * (-log_decay).exp()
-        return terms._replace(log_decay=log_decay, match=share[..., None] * k)
+        """Return Gated DeltaNet's terms, with the share that is fed back."""
+        share = self.feedback.to(q).sigmoid()[:, None]
+        return super().decide(x, q, k, v)._replace(match=share * k)

@@ -37,8 +37,8 @@ class DeltaNet(Recurrence):
         self,
         x: Float[Tensor, "b t d"],
         q: Float[Tensor, "b t h n"],
-        k: Float[Tensor, "b t h n"],
-        v: Float[Tensor, "b t h p"],
+        k: Float[Tensor, "b t g n"],
+        v: Float[Tensor, "b t g p"],
     ) -> Terms:
         """Return keys scaled by β, which replace what the state holds at them, and the decay."""
         beta = self.hook_beta(self.strength * self.b_proj(x).to(q).sigmoid())

@@ -2,7 +2,6 @@
 
 from typing import Unpack
 
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
@@ -58,32 +57,18 @@ class GatedDeltaProduct(GatedDeltaNet):
         k: Float[Tensor, "b t mh n"],
         v: Float[Tensor, "b t mh p"],
     ) -> Terms:
-        """Return the terms of m tokens for each, the first of which decays and the last reads."""
-        m = self.n_writes
+        """Return Gated DeltaNet's terms, with m keys and values for each token."""
         terms = super().decide(x, q, k, v)
-        assert terms.log_decay is not None
-        written = (rearrange(z, "b t (m h) n -> b (t m) h n", m=m) for z in (terms.k, terms.v, k))
+        m = self.n_writes
+        written = (rearrange(z, "b t (m h) n -> b t m h n", m=m) for z in (terms.k, terms.v, k))
         keys, values, match = written
-        return Terms(
-            F.pad(terms.q[:, :, None], (0, 0, 0, 0, m - 1, 0)).flatten(1, 2),
-            keys,
-            values,
-            F.pad(terms.log_decay[:, :, None], (0, 0, 0, m - 1)).flatten(1, 2),
-            match,
-        )
+        return terms._replace(k=keys, v=values, match=match)
 
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None
     ) -> Float[Tensor, "b mh t s"]:
         """Return the matrix of each write, or some of its rows; quadratic, for analysis."""
-        m = self.n_writes
-        first, last, _ = (rows or slice(None)).indices(x.shape[1])
-        M = super().matrix(x, slice(first * m + m - 1, last * m, m))
-        return rearrange(M, "b h t (s m) -> b (m h) t s", m=m)
-
-    def values(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b mh s p"]:
-        """Return the values that the matrix mixes."""
-        return rearrange(super().values(x), "b h (s m) p -> b (m h) s p", m=self.n_writes)
+        return rearrange(super().matrix(x, rows), "b h t s m -> b (m h) t s")
 
     def project(
         self, x: Float[Tensor, "b t d"], z: Float[Tensor, "b heads t p"]

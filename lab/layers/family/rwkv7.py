@@ -46,6 +46,7 @@ class RWKV7(Recurrence):
 
     usual = Shared(gate="sigmoid")
     channel_decay = True
+    match_before_decay = True
     normed = "centred head"
     matrix_form = "M, what each token reads of each value; of each head, then its bonus"
 
@@ -101,10 +102,7 @@ class RWKV7(Recurrence):
         k: Float[Tensor, "b t h n"],
         v: Float[Tensor, "b t h p"],
     ) -> Terms:
-        """Return r, k̃ and v, the decays, what they take away where, and the bonus as `own`.
-
-        The state is read at κ before it decays, which the match, κ / w, undoes: w is above 0.54.
-        """
+        """Return r, k̃ and v, the decays, what they take away where, and the bonus as `own`."""
         w, a = x.chunk(2, -1)
         logits = self.decay_up(self.decay_down(w).tanh()).to(k).view_as(k)
         log_decay = self.hook_log_decay(FASTEST * logits.sigmoid())
@@ -114,14 +112,14 @@ class RWKV7(Recurrence):
         found = found * (found.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
         k = k * (1 + (rate - 1) * key_rate)
         own = (q * self.bonus.to(k) * k).sum(-1)
-        return Terms(q, k, v, log_decay, found * (-log_decay).exp(), rate * found, own)
+        return Terms(q, k, v, log_decay, found, rate * found, own)
 
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None
     ) -> Float[Tensor, "b heads t s"]:
         """Return the matrices, or some of their rows; quadratic, for analysis."""
         terms = self._compute(x)[0]
-        M = delta_matrix(*terms[:2], *terms[3:6], rows=rows)
+        M = delta_matrix(*terms[:2], *terms[3:6], rows=rows, match_before_decay=True)
         assert terms.own is not None
         own = terms.own.mT.diag_embed()
         return torch.cat([M, own if rows is None else own[:, :, rows]], 1)

@@ -50,7 +50,8 @@ class StickBreakingAttention(Attention):
     ) -> Float[Tensor, "b h t s"]:
         """Return A, computed in logs: what a far key gets is a sum over all that are nearer."""
         if at is None:
-            at = torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)[None]
+            at = torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)
+            at = at.expand(len(q), -1)
         last = at if self.current else at - 1
         scores = self.hook_attn_scores(attention_scores(q, k, bias, at=last))
         left = F.logsigmoid(-scores)
