@@ -451,7 +451,7 @@ class Recurrence(Mixer):
         options: Any = {"match_before_decay": before_decay, "initial_state": memory}
         if not self.hook_state.active:
             if q.shape[1] == 1 and memory is not None:
-                *now, own = (None if term is None else term[:, 0] for term in terms[:7])
+                now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
                 z, memory = delta_step(*now, state=memory, match_before_decay=before_decay, own=own)
                 return self._divide(z[:, None], terms), memory
             z, memory = delta(q, *written, chunk_len=self.chunk_len, own=own, **options)
