@@ -36,6 +36,9 @@ def analyze(options: AnalyzeOptions, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(numbers, ensure_ascii=False))
         return
+    for name, findings in found.examination.results.items():
+        for finding in findings[:1]:
+            _note(f"{name}: {finding.says}")
     for name, reason in found.examination.not_applicable.items():
         _note(f"{name}: does not apply, {reason}")
     for file in (*found.figures, found.files.numbers, found.files.page):

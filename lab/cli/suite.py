@@ -78,9 +78,10 @@ def mixers(options: MixersOptions, as_json: bool) -> None:
         else:
             for key, known in summary.options.items():
                 typer.echo(_describe_option(key, known))
+    word = found[0].name if name is not None else "gdn"
     typer.echo(
         f"\nState: bytes in fp32 for one row at d_model={d_model}, n_heads={n_heads}. "
-        "In a stack: 'ssd+M*2'; an option: --option ssd.d_state=64."
+        f"In a stack: --stack '{word}+M*2'; an option: --option {word}.NAME=VALUE."
     )
 
 

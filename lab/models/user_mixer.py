@@ -116,7 +116,9 @@ def load_class(path: str) -> type[nn.Module]:
     """
     module, colon, name = path.partition(":")
     if not (module and colon and name) or module.startswith("."):
-        raise ValueError(f"model={path}: must look like package.module:Class")
+        raise ValueError(
+            f"model={path}: must look like package.module:Class; the lab's own are --stack"
+        )
     try:
         cls = import_object(module, name)
     # A user's module may raise anything while it is imported.

@@ -73,8 +73,10 @@ def _format_numbers(entry: "TaskSummary") -> tuple[str, ...]:
         f"{entry.microseconds:,.0f}" if entry.microseconds >= 10 else f"{entry.microseconds:.1f}",
         _format_size(entry.size),
         f"{entry.grows_from:,}" if entry.grows else "—",
-        _format_size(entry.presets["small"]),
-        _format_size(entry.presets["published"]),
+        *(
+            _format_size(entry.presets[name]) if name in entry.presets else "—"
+            for name in ("small", "published")
+        ),
     )
 
 

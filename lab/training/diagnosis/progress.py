@@ -157,7 +157,7 @@ def look_whether_begun(failed: FailedRun, found: Answers) -> Look:
         least, most = found.outranks_interval
         evidence |= {"outranks": found.outranks, "outranks interval": [least, most]}
         sure = found.outranks - 0.5 > SURE * (found.outranks - least)
-        than_guessing = "more often than by guessing" if sure else "which could be a guess"
+        than_guessing = "more often than by guessing" if sure else "which may be luck"
         says.append(
             f"The right answer outranks another token of its row {100 * found.outranks:.1f} % of "
             f"the time ({100 * least:.1f} % … {100 * most:.1f} %), {than_guessing}"

@@ -264,7 +264,7 @@ def test_a_plateau_has_not_begun(tmp_path):
     alone = plant(make(tmp_path / "alone"), [0.0], every=1)
     assert look_whether_begun(alone, make_answers(0.0)).says.startswith("after 1 step, accuracy")
     assert not look_whether_begun(ended, make_answers(0.35)).claims
-    for low, said in ((0.505, ", which could be a guess"), (0.53, "), more often than by")):
+    for low, said in ((0.505, ", which may be luck"), (0.53, "), more often than by")):
         found = {"outranks": low + 0.02, "outranks_interval": (low, low + 0.04)}
         assert said in look_whether_begun(ended, replace(make_answers(0.25), **found)).says
 
