@@ -1,5 +1,6 @@
 """Deciding a claim: run the sweep that decides it, and judge what came out."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from lab.api.settings import read_settings
 from lab.api.sweep_settings import parse
 from lab.api.sweeping import run_sweep
 from lab.bench.costs import measure_costs
-from lab.files import check_output, has_entries, read_json
+from lab.files import RunError, check_output, has_entries, read_json
 from lab.machine import choose_device, describe_device
 from lab.models.anatomy import dissect
 from lab.suite.audit import audit
@@ -319,10 +320,13 @@ def _compare_counts(kind: str, share: float, counts: Mapping[str, int], place: s
 
 
 def _list_training_machines(sweep: Sweep, out: Path) -> tuple[str, ...]:
-    """Return the machines on which runs of a sweep ended; older runs do not tell."""
-    runs = [open_run(out / cell.name) for cell in sweep.cells]
-    results = [run.read_result() for run in runs if run is not None]
-    known = {result.get("machine", "not recorded") for result in results if result}
+    """Return the machines on which runs of a sweep ended."""
+    known = set[str]()
+    for cell in sweep.cells:
+        with contextlib.suppress(RunError):  # a damaged run has failed, which the verdict says
+            run = open_run(out, cell)
+            result = run.read_result() if run is not None else None
+            known |= {result["machine"]} if result else set()
     return tuple(sorted(known)) or ("not recorded",)
 
 

@@ -309,9 +309,8 @@ class SweepDisplay(Display):
         assert self.plan is not None
         began, _ = self.began.pop(cell.name)
         self.took.append(time.monotonic() - began)
-        path = self.plan.out / cell.name
-        status, minutes = find_status(path), f"{self.took[-1] / 60:.1f} min"
-        said = "; ".join(filter(None, (describe_end(path, status, error), minutes)))
+        status, minutes = find_status(self.plan.out, cell), f"{self.took[-1] / 60:.1f} min"
+        said = "; ".join(filter(None, (describe_end(self.plan.out, cell, error), minutes)))
         self.ended[cell.name] = status, said
         if not self.console.is_terminal:
             number = f"{len(self.ended)}/{len(self.plan.todo)}"
@@ -403,12 +402,13 @@ def describe_plan(plan: SweepPlan) -> str:
     )
 
 
-def describe_end(path: Path, status: Status, error: str | None) -> str:
-    """Describe in a few words how far a run got."""
-    ending, run, found = name_ending(status), open_run(path), {}
-    if run is not None and error is None:
+def describe_end(out: Path, cell: Cell, error: str | None) -> str:
+    """Describe in a few words how far the run of a cell got."""
+    ending, found = name_ending(find_status(out, cell)), {}
+    if error is None:
         try:
-            found = read_lengths(run)
+            run = open_run(out, cell)
+            found = read_lengths(run) if run is not None else {}
         except RunError as failure:
             error = str(failure)
     lengths = ", ".join(f"{at['test']:.3f} at {length:,}" for length, at in found.items())

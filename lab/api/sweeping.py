@@ -88,7 +88,7 @@ class SweepJob:
 
     def count_ignored(self, earlier: EarlierResults) -> int:
         """Return how many ended runs of the table had other settings and are not in the folder."""
-        return sum(open_run(self.out / name) is None for name in earlier.others)
+        return sum(not (self.out / name / "config.json").exists() for name in earlier.others)
 
     def tabulate(self, earlier: EarlierResults) -> pl.DataFrame:
         """Return the table of the runs so far.
@@ -227,9 +227,7 @@ class SweepJob:
         try:
             if (run.path / "config.json").exists():
                 run.compare()
-            return earlier.has_ended(cell) or is_finished(
-                run.path, cell.lengths, self.options.max_minutes
-            )
+            return earlier.has_ended(cell) or is_finished(self.out, cell, self.options.max_minutes)
         except OutError:
             raise
         except RunError:  # damaged: training it will say so, and stop no other
@@ -341,7 +339,7 @@ class TrainedSweep:
     @property
     def runs(self) -> dict[str, TrainedRun]:
         """The runs that there are, by the name of the cell."""
-        found = {cell.name: open_run(self.out / cell.name) for cell in self.sweep.cells}
+        found = {cell.name: open_run(self.out, cell) for cell in self.sweep.cells}
         return {name: TrainedRun(run) for name, run in found.items() if run is not None}
 
     def __repr__(self) -> str:

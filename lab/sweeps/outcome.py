@@ -9,6 +9,7 @@ log.txt         what it printed
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any, Literal, cast
 
 from lab.files import RunError, explain_write_errors, read_json, write_json
 from lab.models.evaluation import evaluate
+from lab.sweeps.sweep import Cell
 from lab.training.records import LengthsFile, SpentFile, find_ending, validate
 from lab.training.run import Run
+from lab.trust import list_named
 
 Status = Literal["solved", "budget", "diverged", "out of time", "unfinished", "failed", "not run"]
 """How far a cell got. "budget": it took all its steps and is not solved. "out of time": it used its
@@ -32,39 +35,49 @@ Entry = dict[str, Any]
 """seq_len, step of the weights, test and validation accuracy, interval of the former over rows."""
 
 
-def open_run(path: Path) -> Run | None:
-    """Return the run in a folder; None while there is none that can be read.
+def open_run(out: Path, cell: Cell) -> Run | None:
+    """Return the run of a cell; None while there is none.
 
-    Its sweep names what it imports and reads, and refuses a folder with other settings.
+    Only what the cell names is read and imported: the folder may be of someone else.
+
+    Raises:
+        RunError: when its config.json cannot be read, or names more.
     """
-    with contextlib.suppress(RunError):
-        return Run.open(path, trust=True)
-    return None
+    path, text = out / cell.name, cell.options.get("path")
+    # A run keeps the full path of its text.
+    task = {"path": text if text is None else os.path.realpath(text)}
+    named = list_named({"model": cell.options, "task": task})
+    return Run.open(path, named=named) if os.path.lexists(path / "config.json") else None
 
 
-def find_status(path: Path) -> Status:
-    """Return how far the run in the folder of a cell got."""
-    if not (path / "config.json").exists():
-        return "not run"
-    run, result = open_run(path), None
-    if run is not None:
-        with contextlib.suppress(RunError):
-            result = run.read_result()
-    ending = find_ending(result)
-    if ending in ENDED:
-        return cast(Status, ending)
-    if read_spent(path)[1] is not None:
+def find_status(out: Path, cell: Cell) -> Status:
+    """Return how far the run of a cell got; one with a damaged file has failed."""
+    try:
+        run = open_run(out, cell)
+        if run is None:
+            return "not run"
+        ending = find_ending(run.read_result())
+        if ending in ENDED:
+            return cast(Status, ending)
+        if read_spent(run.path)[1] is not None:
+            return "failed"
+    except RunError:
         return "failed"
     return "out of time" if ending == "out of time" else "unfinished"
 
 
-def is_finished(path: Path, lengths: Sequence[int], max_minutes: float | None) -> bool:
-    """Whether a run needs no more training, nor evaluation at these row lengths."""
-    status = find_status(path)
-    if status == "out of time" and (max_minutes is None or read_spent(path)[0] < max_minutes):
+def is_finished(out: Path, cell: Cell, max_minutes: float | None) -> bool:
+    """Whether the run of a cell needs no more training, nor evaluation at its row lengths.
+
+    Raises:
+        RunError: when a file cannot be read.
+    """
+    status, run = find_status(out, cell), open_run(out, cell)
+    if run is None or status not in (*ENDED, "out of time"):
         return False
-    run = open_run(path) if status in (*ENDED, "out of time") else None
-    return run is not None and (status == "diverged" or {*lengths} <= {*read_lengths(run)})
+    if status == "out of time" and (max_minutes is None or read_spent(run.path)[0] < max_minutes):
+        return False
+    return status == "diverged" or {*cell.lengths} <= {*read_lengths(run)}
 
 
 def read_last_step(path: Path) -> dict[str, Any]:
@@ -94,17 +107,17 @@ def read_spent(path: Path) -> tuple[float, str | None]:
     return content["minutes"], content["error"]
 
 
-def note_spent(path: Path, minutes: float, error: str | None) -> None:
+def note_spent(run: Run, minutes: float, error: str | None) -> None:
     """Add the minutes of a run that goes on another time, and note its error, or None.
 
     Raises:
         RunError: when it cannot be written.
     """
-    spent, _ = read_spent(path)
-    with explain_write_errors(path):
-        (path / SPENT).unlink(missing_ok=True)
-        if error is not None or find_status(path) not in ENDED:
-            write_json(path / SPENT, {"minutes": spent + minutes, "error": error})
+    spent, _ = read_spent(run.path)
+    with explain_write_errors(run.path):
+        (run.path / SPENT).unlink(missing_ok=True)
+        if error is not None or find_ending(run.read_result()) not in ENDED:
+            write_json(run.path / SPENT, {"minutes": spent + minutes, "error": error})
 
 
 def evaluate_lengths(run: Run, lengths: Sequence[int]) -> None:

@@ -282,7 +282,7 @@ def _train(worker: Worker, each: CellRun, max_minutes: float | None) -> str | No
             error = str(failure)
             break
     with contextlib.suppress(RunError, OSError):
-        note_spent(run.path, (time.monotonic() - began) / 60, error)
+        note_spent(run, (time.monotonic() - began) / 60, error)
         if not (run.path / LOG).stat().st_size:
             (run.path / LOG).unlink()
     return error

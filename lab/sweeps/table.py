@@ -79,14 +79,14 @@ def tabulate_cells(
     """
     rows: list[Row] = []
     for cell in sweep.cells:
-        path, known = out / cell.name, (earlier or {}).get(cell.name, ())
-        run, status = open_run(path), find_status(path)
-        if run is None and known:
+        known, status = (earlier or {}).get(cell.name, ()), find_status(out, cell)
+        if status == "not run" and known:
             rows += known
             continue
         error, measured = None, {}
         try:
-            error = read_spent(path)[1] if status in ("failed", "diverged") else None
+            run = open_run(out, cell)
+            error = read_spent(out / cell.name)[1] if status in ("failed", "diverged") else None
             if run is not None and run.read_metrics():
                 found = read_lengths(run)
                 measured = _measure(run, {length: found.get(length, {}) for length in cell.lengths})

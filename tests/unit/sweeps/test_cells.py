@@ -302,7 +302,30 @@ def test_a_damaged_folder_is_the_error_of_its_cell_alone(tmp_path):
     (damaged / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"1 of 2 runs failed: .*config.json is not valid JSON"):
         SweepJob(study(cell(0), cell(1)), tmp_path, SweepOptions(workers=1)).run()
-    assert find_status(tmp_path / cell(1).name) == "budget"
+    assert find_status(tmp_path, cell(1)) == "budget"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("config.json", lambda text: "{", "is not a run folder: config.json is not valid JSON"),
+        ("config.json", lambda text: text.replace('"n_pairs"', '"path": "/a", "n"'), "/a, which "),
+        ("result.json", lambda text: text.replace('"loss"', '"los"'), "loss is missing"),
+        ("metrics.jsonl", lambda text: text[: len(text) // 2], "lines are missing"),
+        ("spent.json", lambda text: '{"minutes": 1}', "error is missing"),
+    ],
+)
+def test_a_damaged_run_has_failed_and_the_others_are_in_the_table(
+    trained, tmp_path, name, damage, said
+):
+    out = shutil.copytree(trained, tmp_path / "out")
+    file = out / cell(0).name / name
+    file.write_text(damage(file.read_text() if file.exists() else ""))
+    if name == "spent.json":  # which only a run that has not ended has
+        (file.parent / "result.json").unlink()
+    found = tabulate_cells(study(cell(0), cell(1)), out)
+    assert found["status"].to_list() == ["failed", "budget"]
+    assert said in found["error"][0]
 
 
 def test_minutes_that_are_up_end_a_run_and_more_of_them_resume_it(tmp_path):
@@ -338,7 +361,7 @@ def test_a_signal_leaves_a_run_that_goes_on(tmp_path):
     with pytest.raises(InterruptedSweepError, match="run the same command again to resume") as stop:
         SweepJob(study(LONG), tmp_path, SweepOptions(workers=1)).run()
     assert stop.value.signal == signal.SIGINT
-    assert (find_status(path), read_spent(path)[1]) == ("unfinished", None)
+    assert (find_status(tmp_path, LONG), read_spent(path)[1]) == ("unfinished", None)
     (step,) = Run.open(path).list_checkpoints()
     assert 0 < step < 4000
 
@@ -381,7 +404,7 @@ def test_a_killed_process_is_replaced_and_its_run_goes_on_to_the_same_bits(tmp_p
         (home,) = each.run.list_checkpoints().values()
         losses = [row["loss"] for row in each.run.read_metrics()]
         ends.append(((home / "model.safetensors").read_bytes(), losses))
-        assert find_status(each.run.path) == "budget"
+        assert find_status(each.run.path.parent, each.cell) == "budget"
     assert ends[0] == ends[1]
 
 

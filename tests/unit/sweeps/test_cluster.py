@@ -230,5 +230,5 @@ def test_a_run_cut_off_elsewhere_goes_on_from_what_came_home(tmp_path):
         (home,) = each.run.list_checkpoints().values()
         losses = [row["loss"] for row in each.run.read_metrics()]
         ends.append(((home / "model.safetensors").read_bytes(), losses))
-        assert find_status(each.run.path) == "budget"
+        assert find_status(each.run.path.parent, each.cell) == "budget"
     assert ends[0] == ends[1]
