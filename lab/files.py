@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
@@ -29,8 +29,10 @@ LEFTOVER = re.compile(r"\..*\.(writing|removing)")
 MARK = b"wonderful-lab"
 """What each page, figure and program of the lab holds, near its beginning or its end."""
 NEAR = 2**12
-MOST_JSON, MOST_TOML = 2**28, 2**24
+MOST_JSON, MOST_TOML = 2**24, 2**20
 """Bytes of the largest JSON and TOML that is read: what is parsed takes many times as many."""
+MOST_PAGE = 2**28
+"""Bytes of the largest page that is read."""
 
 
 class RunError(Exception):
@@ -116,11 +118,12 @@ def list_inside(folder: Path, name: str = "") -> list[str]:
         return []
 
 
-def read(path: Path, most: int) -> bytes:
-    """Return the content of a plain file of at most so many bytes.
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a plain file, open to be read: all files that others may have made are opened here.
 
     Raises:
-        RunError: for a link, a device, a pipe or a folder, or a file that is larger.
+        RunError: for a link, a device, a pipe or a folder.
         OSError: when the system refuses.
     """
     try:
@@ -130,12 +133,34 @@ def read(path: Path, most: int) -> bytes:
             raise RunError(f"{path}: is a link, must be a file") from error
         raise
     with open(handle, "rb") as stream:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise RunError(f"{path}: is a folder, a device or a pipe, must be a file")
-        if found.st_size > most:
-            raise RunError(f"{path}: has {found.st_size:,} bytes, must be ≤ {most:,}")
-        return stream.read()
+        yield stream
+
+
+def read(path: Path, most: int) -> bytes:
+    """Return the content of a plain file of at most so many bytes.
+
+    Raises:
+        RunError: as `open_file`, and for a file that is larger.
+        OSError: when the system refuses.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise RunError(f"{path}: has {size:,} bytes, must be ≤ {most:,}")
+        return file.read()
+
+
+def read_end(path: Path, size: int) -> bytes:
+    """Return at most so many of the last bytes of a plain file.
+
+    Raises:
+        RunError, OSError: as `open_file`.
+    """
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.read(size)
 
 
 def read_json(path: Path, otherwise: str, most: int = MOST_JSON) -> dict[str, Any]:
@@ -164,7 +189,7 @@ def read_json(path: Path, otherwise: str, most: int = MOST_JSON) -> dict[str, An
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return the content of a TOML file that a user has written.
+    """Return the content of a TOML file that a user has written, its control characters escaped.
 
     Raises:
         ValueError: for a file that cannot be read, or is not valid TOML.
@@ -180,17 +205,18 @@ def read_toml_and_bytes(file: Path) -> tuple[dict[str, Any], bytes]:
     """
     try:
         data = read(file.resolve(), MOST_TOML)
-        return tomllib.loads(io.StringIO(data.decode(), newline=None).read()), data
+        content = tomllib.loads(io.StringIO(data.decode(), newline=None).read())
+        return clean_all(content), data
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (RunError, ValueError) as error:
+    except (RunError, RecursionError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read: {error}") from error
 
 
-def has_entries(path: Path, *names: str) -> bool:
+def has_entries(path: Path, *names: str, most: int = MOST_JSON) -> bool:
     """Whether a plain file holds a JSON object with these entries, as the lab's own files do."""
     try:
-        return {*names} <= read_json(path, "").keys()
+        return {*names} <= read_json(path, "", most).keys()
     except RunError:
         return False
 
@@ -292,11 +318,9 @@ def clean_all(value: Any) -> Any:
 def is_marked(path: Path) -> bool:
     """Whether a file has the mark of the lab's pages, figures and programs."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            start = file.read(NEAR)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - NEAR))
-            return MARK in start or MARK in file.read()
-    except OSError:
+        with open_file(path) as file:
+            return MARK in file.read(NEAR) or MARK in read_end(path, NEAR)
+    except (OSError, RunError):
         return False
 
 

@@ -26,7 +26,7 @@ from analysis.run.curves import read_evaluations
 from analysis.run.dynamics import Onsets
 from analysis.sweeps.seeds import SeedSummary, summarize_seeds
 from analysis.words import count_decimals, percent
-from lab.files import RunError, explain_write_errors, write
+from lab.files import MOST_PAGE, RunError, explain_write_errors, read, write
 from lab.sweeps.table import tabulate_runs
 from lab.training.catalog import name_choices
 from lab.training.records import find_ending, name_ending
@@ -451,8 +451,11 @@ def choose_page(runs: Sequence[Run], rows: int | None = None) -> Path:
     mark = make_mark(runs, rows)
     for number in count(1):
         path = Path("compare.html" if number == 1 else f"compare-{number}.html")
-        if not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace"):
+        if not os.path.lexists(path):
             return path
+        with suppress(OSError, RunError):
+            if mark.encode() in read(path, MOST_PAGE):
+                return path
     raise AssertionError("some name is free")
 
 

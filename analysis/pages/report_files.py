@@ -26,6 +26,8 @@ from lab.training.run import Run
 
 SAME = ("format", "step", "seed", "rows", "seq_len")
 """Entries of analysis.json that merged analyses must share."""
+MOST_SECTIONS = 2**26
+"""Bytes of the largest report.json that is read: it holds figures."""
 
 
 @with_config(STRICT)
@@ -139,7 +141,7 @@ class ReportFiles:
         sections: dict[str, list[Shown]] = {}
         if os.path.lexists(self.sections):
             where = f"{self.sections} cannot be read; {advice}"
-            kept = read_json(self.sections, where)
+            kept = read_json(self.sections, where, MOST_SECTIONS)
             if all(kept.get(name) == numbers[name] for name in SAME):
                 validate(SectionsFile, kept, where)
                 found = TypeAdapter(SectionsFile).validate_python(kept)["sections"]
@@ -155,7 +157,7 @@ class ReportFiles:
         if self.page.is_dir():
             raise RunError(f"{self.page}: is a folder, must be a file")
         for file in (self.sections, self.page):
-            is_own = is_marked(file) or has_entries(file, "sections")
+            is_own = is_marked(file) or has_entries(file, "sections", most=MOST_SECTIONS)
             if os.path.lexists(file) and not file.is_dir() and not is_own:
                 names = (f"{file.stem}-other{number}{file.suffix}" for number in count(1))
                 free = next(f for f in map(file.with_name, names) if not os.path.lexists(f))

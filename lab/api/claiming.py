@@ -36,7 +36,7 @@ from lab.models.anatomy import dissect
 from lab.suite.audit import audit
 from lab.sweeps import Cell, Sweep
 from lab.sweeps.outcome import open_run
-from lab.sweeps.table import is_table, save_table
+from lab.sweeps.table import is_table, read_table, save_table
 from tasks.base import Task
 from tasks.near_names import suggest
 
@@ -206,7 +206,7 @@ def judge_costs(
     check_output(
         "out", file, options.force, lambda path: is_table(path, ("seq_len", "round", "cost"))
     )
-    table = pl.read_parquet(file) if options.show else _measure(sweep, statistic, on_note)
+    table = read_table(file) if options.show else _measure(sweep, statistic, on_note)
     save_table(table, file)
     found = collect_costs(table, statistic.cost)
     return decide_costs(table, statistic), [("costs", show_finding(found, sweep.name))]

@@ -22,7 +22,7 @@ from analysis.pages.report_files import ReportFiles, choose_work, find_page
 from lab.api.options import AnalyzeOptions, CompareOptions
 from lab.api.progress import show_count
 from lab.api.results import describe_ending, format_accuracy, list_scores, open_run
-from lab.files import check_output, explain_write_errors
+from lab.files import MOST_PAGE, check_output, explain_write_errors, read
 from lab.foreign import KINDS, OpenedModel, open_model
 from lab.models import LanguageModel
 from lab.training.run import Run
@@ -118,7 +118,7 @@ class TrainedRun:
         if path is None:
             with show_count(QUICK, "writing the report") as on_begin:
                 path = write_quick(self.run, on_begin).page
-        return Page(path.read_text(encoding="utf-8"), str(path))
+        return Page(read(path, MOST_PAGE).decode(), str(path))
 
     def __repr__(self) -> str:
         lines = [f"{self.task.name}: has not ended"]

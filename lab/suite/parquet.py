@@ -11,7 +11,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from lab import __version__
-from lab.files import replace_file, shorten_message
+from lab.files import RunError, open_file, replace_file, shorten_message
 from lab.trust import ask_for_trust, list_named
 from tasks import restore
 from tasks.base import MAX_ROWS, Batch, Task, count_rows
@@ -106,7 +106,10 @@ def read_recipe(path: Path, *, trust: bool = False) -> Recipe:
         OSError: when the file cannot be read.
     """
     try:
-        text = pl.read_parquet_metadata(path).get(KEY)
+        with open_file(path) as file:
+            text = pl.read_parquet_metadata(file).get(KEY)
+    except RunError as error:
+        raise ValueError(str(error)) from error
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a Parquet file: {shorten_message(error)}") from error
     if text is None:

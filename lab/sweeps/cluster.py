@@ -112,7 +112,8 @@ def _stamp(folder: Path) -> dict[str, tuple[int, int]]:
     for file in folder.rglob("*"):
         name = file.relative_to(folder)
         with contextlib.suppress(FileNotFoundError):  # it was replaced meanwhile
-            if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            own = file.is_file() and not file.is_symlink()
+            if own and not any(part.startswith(".") for part in name.parts):
                 stamps[name.as_posix()] = file.stat().st_mtime_ns, file.stat().st_size
     return stamps
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lab.files import RunError, explain_write_errors, read_json, write_json
+from lab.files import RunError, explain_write_errors, read_end, read_json, write_json
 from lab.models.evaluation import evaluate
 from lab.sweeps.sweep import Cell
 from lab.training.records import LengthsFile, SpentFile, find_ending, validate
@@ -82,13 +82,11 @@ def is_finished(out: Path, cell: Cell, max_minutes: float | None) -> bool:
 
 def read_last_step(path: Path) -> dict[str, Any]:
     """Return the newest row of a run's metrics, from the end of their file; empty before."""
-    file = path / "metrics.jsonl"
     try:
-        with open(file, "rb") as opened:
-            opened.seek(max(0, file.stat().st_size - LAST_BYTES))
-            lines = opened.read().decode(errors="replace").split("\n")
-    except OSError:
+        end = read_end(path / "metrics.jsonl", LAST_BYTES)
+    except (OSError, RunError):
         return {}
+    lines = end.decode(errors="replace").split("\n")
     for line in reversed(lines[:-1]):
         with contextlib.suppress(ValueError):
             row = json.loads(line)

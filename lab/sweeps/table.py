@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from lab.files import RunError, explain_write_errors, write
+from lab.files import RunError, explain_write_errors, read, shorten_message, write
 from lab.lengthening import list_stages
 from lab.sweeps.outcome import (
     ENDED,
@@ -51,6 +51,8 @@ interval over other rows, and `validation` is on validation rows. `settings` is
 
 
 FILES = (".csv", ".parquet")
+MOST_BYTES, MOST_ROWS = 2**26, 10**6
+"""Bytes and rows of the largest table that is read."""
 
 
 def list_columns(sweep: Sweep) -> dict[str, Any]:
@@ -168,14 +170,39 @@ def check_file(file: Path) -> None:
         raise ValueError(f"table={file}: must end in {' or '.join(FILES)}")
 
 
+def read_table(file: Path, types: Mapping[str, Any] | None = None) -> pl.DataFrame:
+    """Read a .csv or .parquet table of a sane size.
+
+    Args:
+        file: the table.
+        types: of columns of a .csv file; of the others, the values tell.
+
+    Raises:
+        RunError: for a file that cannot be read, is no table, or has more rows than any sweep.
+    """
+    try:
+        data = read(file, MOST_BYTES)
+        if file.suffix != ".parquet":
+            return pl.read_csv(data, schema_overrides=types, infer_schema_length=None)
+        # Rows that are equal take next to nothing in a file, and all their size in memory.
+        found = pl.scan_parquet(io.BytesIO(data))
+        rows = found.select(pl.len()).collect().item()
+        if rows > MOST_ROWS:
+            raise RunError(f"has {rows:,} rows, must have ≤ {MOST_ROWS:,}")
+        nested = [name for name, kind in found.collect_schema().items() if kind.is_nested()]
+        if nested:
+            raise RunError(f"has lists in the column {nested[0]}")
+        return found.collect()
+    except (OSError, RunError, pl.exceptions.PolarsError) as error:
+        raise RunError(f"table={file}: cannot be read: {shorten_message(error)}") from error
+
+
 def is_table(file: Path, columns: Iterable[str] = MEASURED) -> bool:
     """Whether a file is a table with these columns, those of runs if none are given."""
     try:
-        parquet = file.suffix == ".parquet"
-        found = pl.read_parquet_schema(file) if parquet else pl.read_csv(file, n_rows=0).columns
-    except (OSError, pl.exceptions.PolarsError):
+        return {*columns} <= {*read_table(file).columns}
+    except RunError:
         return False
-    return {*columns} <= {*found}
 
 
 def save_table(table: pl.DataFrame, file: Path) -> None:
@@ -257,20 +284,17 @@ class EarlierResults:
         columns = list_columns(sweep)
         # Numeric factors may be other numbers than the sweep's: 2.5 beside 2.
         fixed = {n: t for n, t in columns.items() if n in MEASURED or not t.is_numeric()}
+        table = read_table(file, fixed)
+        if {*table.columns} != {*columns}:
+            raise RunError(
+                f"table={file}: is not a table of the sweep {sweep.name}; it must have the "
+                f"columns {', '.join(columns)}"
+            )
+        casts = [pl.col(name).cast(dtype) for name, dtype in MEASURED.items()]
         try:
-            if file.suffix == ".parquet":
-                table = pl.read_parquet(file)
-            else:
-                table = pl.read_csv(file, schema_overrides=fixed, infer_schema_length=None)
-            if {*table.columns} != {*columns}:
-                raise RunError(
-                    f"table={file}: is not a table of the sweep {sweep.name}; it must have the "
-                    f"columns {', '.join(columns)}"
-                )
-            casts = [pl.col(name).cast(dtype) for name, dtype in MEASURED.items()]
             table = table.select(*sweep.factors, *casts)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise RunError(f"table={file}: cannot be read: {error}") from error
+        except pl.exceptions.PolarsError as error:
+            raise RunError(f"table={file}: {shorten_message(error)}") from error
         texts = {
             name: all(isinstance(cell.factors[name], str) for cell in sweep.cells)
             for name in sweep.factors

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from lab.config import ModelConfig, TrainConfig
 from lab.files import (
     LEFTOVER,
-    MOST_JSON,
     RunError,
     clear_leftovers,
     explain_write_errors,
@@ -61,6 +60,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Format of the run folder; a newer one is refused."""
+MOST_METRICS, MOST_LINE = 2**28, 2**12
+"""Bytes of the largest metrics.jsonl that is read, and characters of its longest line."""
 CHECKPOINT, HISTORY, STATE = "checkpoint", "history", "state.json"
 CHECKPOINT_NAME = re.compile(r"step-(\d{1,18})", re.ASCII)
 WEIGHTS_NAME = re.compile(r"step-(\d{1,18})\.safetensors", re.ASCII)
@@ -336,7 +337,7 @@ class Run:
         """
         file, rows = self.path / "metrics.jsonl", []
         try:
-            lines = read(file, MOST_JSON).decode(errors="replace").splitlines()
+            lines = read(file, MOST_METRICS).decode(errors="replace").splitlines()
         except FileNotFoundError:
             lines = []
         except (OSError, RunError) as error:
@@ -344,6 +345,8 @@ class Run:
             raise RunError(f"{file}: cannot be read: {why}") from error
         for number, line in enumerate(lines, 1):
             try:
+                if len(line) > MOST_LINE:
+                    raise ValueError(f"has {len(line):,} characters, must be ≤ {MOST_LINE:,}")
                 row = validate(RowLine, json.loads(line), f"{file}: line {number} is damaged")
             except (ValueError, RecursionError, RunError) as error:
                 if number == len(lines):

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from analysis.pages.report_files import ReportFiles
+from lab.api.run import TrainedRun
 from lab.files import RunError
+from lab.sweeps.outcome import read_last_step, read_lengths, read_spent
+from lab.training.certificate import read_certificate
 from lab.training.run import Run
 from tests.faults.attempt import attempt, run_command
 from tests.faults.planted import copy, take_stock
@@ -35,6 +39,12 @@ READ: dict[str, Callable[[Run], object]] = {
     "checkpoint/step-00000006/model.safetensors": Run.load_state,
     "checkpoint/step-00000006/optimizer.safetensors": Run.load_state,
     "history/step-00000004.safetensors": lambda run: run.load_model(4),
+    "analysis.json": lambda run: ReportFiles(run.path).read(),
+    "report.json": lambda run: ReportFiles(run.path).read(),
+    "report.html": lambda run: TrainedRun(run).report(),
+    "certificate.json": lambda run: read_certificate(run.path),
+    "lengths.json": read_lengths,
+    "spent.json": lambda run: read_spent(run.path),
 }
 """The files of a run, and what reads them."""
 FOLDERS: dict[str, Callable[[Run], object]] = {
@@ -76,6 +86,8 @@ def plant_everywhere(content: object, text: str) -> None:
 @pytest.mark.parametrize("name", [*READ, *FOLDERS])
 def test_what_a_link_leads_to_is_not_read(tmp_path, name):
     run = Run.open(copy(tmp_path / "theirs"))
+    if name in READ:
+        (run.path / name).touch()
     shutil.move(run.path / name, tmp_path / "outside")
     (run.path / name).symlink_to(tmp_path / "outside")
     with pytest.raises(RunError, match=r"is a link, must be a file"):
@@ -85,11 +97,13 @@ def test_what_a_link_leads_to_is_not_read(tmp_path, name):
 @pytest.mark.parametrize("name", READ)
 def test_a_pipe_or_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path, name):
     run = Run.open(copy(tmp_path))
-    os.truncate(run.path / name, 2**42)  # of holes, which take no disk
+    with (run.path / name).open("a") as file:
+        file.truncate(2**42)  # of holes, which take no disk
     with pytest.raises(RunError, match=r"has 4,398,046,511,104 bytes, must be ≤ [\d,]+"):
         READ[name](run)
     (run.path / name).unlink()
     os.mkfifo(run.path / name)
+    assert bool(read_last_step(run.path)) == (name != "metrics.jsonl")
     with pytest.raises(RunError, match="is a folder, a device or a pipe, must be a file"):
         READ[name](run)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -268,6 +269,11 @@ def test_a_page_of_other_runs_is_not_replaced_unless_named(run, trained, tmp_pat
     ):
         assert comparison.choose_page(runs, rows) == Path(page)
         comparison.write_comparison(runs, Path(page), rows)
+    Path("compare-2.html").unlink()
+    os.mkfifo("compare-2.html")
+    Path("compare-3.html").unlink()
+    Path("compare-3.html").symlink_to("/dev/zero")
+    assert comparison.choose_page((first, second), 4) == Path("compare-4.html")
 
 
 def test_runs_side_by_side(run, trained, tmp_path):

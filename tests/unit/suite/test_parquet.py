@@ -1,6 +1,7 @@
 """Exported rows: the file holds them, and says how to make them again."""
 
 import json
+import os
 from typing import Any
 
 import polars as pl
@@ -136,6 +137,10 @@ def test_what_is_no_export_is_named(tmp_path):
     said = {"task": {"name": "nonsense"}, "split": "train", "seed": 0, "rows": 1}
     pl.DataFrame({"a": [1]}).write_parquet(path, metadata={KEY: json.dumps(said)})
     with pytest.raises(ValueError, match="nonsense"):
+        read_recipe(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is a folder, a device or a pipe, must be a file"):
         read_recipe(path)
     with pytest.raises(OSError, match=r"missing\.parquet"):
         read_recipe(tmp_path / "missing.parquet")

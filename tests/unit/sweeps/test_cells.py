@@ -33,7 +33,7 @@ from lab.sweeps.outcome import (
     read_spent,
 )
 from lab.sweeps.pool import MOST_KILLS, CellRun, KilledError, Worker, run_cells
-from lab.sweeps.table import MEASURED, EarlierResults, save_table, tabulate_cells
+from lab.sweeps.table import MEASURED, EarlierResults, is_table, save_table, tabulate_cells
 from lab.training.experiment import carry_out
 from lab.training.run import Run
 
@@ -244,6 +244,25 @@ def test_a_table_of_another_sweep_is_refused(tmp_path):
         with pytest.raises(RunError, match=said):
             EarlierResults.read(file, study(cell()), {})
     assert not EarlierResults.read(tmp_path / "none.csv", study(cell()), {}).rows
+
+
+def test_tables_that_never_end_are_refused(tmp_path):
+    equal, nested, pipe = (tmp_path / f"{name}.parquet" for name in ("equal", "nested", "pipe"))
+    pl.LazyFrame({"a": [0]}).select(pl.lit(0, pl.Int8).repeat_by(2**21).explode()).sink_parquet(
+        equal, row_group_size=2**21
+    )
+    pl.DataFrame({"a": [[0] * 10]}).write_parquet(nested)
+    os.mkfifo(pipe)
+    (tmp_path / "link.csv").symlink_to("/dev/zero")
+    for file, said in (
+        (equal, "has 2,097,152 rows, must have ≤ 1,000,000"),
+        (nested, "has lists in the column a"),
+        (pipe, "is a folder, a device or a pipe, must be a file"),
+        (tmp_path / "link.csv", "is a link, must be a file"),
+    ):
+        with pytest.raises(RunError, match=f"table={file}: cannot be read: .*{said}"):
+            EarlierResults.read(file, study(cell()), {})
+        assert not is_table(file, ("a",))
 
 
 def test_one_process_trains_several_runs_and_the_error_of_one_is_its_own(trained):
