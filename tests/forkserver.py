@@ -14,7 +14,7 @@ IMPORTED = (
     *ANALYSES.data.values(),
     "analysis.pages.comparison",
     "lab.api.run",
-    "lab.cli",
+    "lab.cli.app",
     "lab.huggingface.saving",
     "lab.training.experiment",
 )

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from lab import __version__
-from lab.cli import edge
 from lab.cli.certify import certify
 from lab.cli.command import Command, Group, unwrap
 from lab.cli.run import analyze, compare, runs, save_pretrained
@@ -104,8 +103,3 @@ def lab(
     """Train small sequence models on synthetic tasks and see what they learned."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def main() -> None:
-    """Run the command line."""
-    sys.exit(edge.run(app))

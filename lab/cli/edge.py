@@ -17,10 +17,16 @@ def run(app: Callable[..., object]) -> int:
 
     An error that no command expects is reported in one line, which names a file with its traceback.
     """
+    if sys.stdout is None or sys.stderr is None:  # a file that is opened would take its place
+        closed = "standard output" if sys.stdout is None else "standard error"
+        print(f"Error: {closed} is closed; /dev/null discards what is printed", file=sys.stderr)
+        return FAILED
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a name of a file need not be text that can be printed
             reconfigure(errors="backslashreplace")
+    if not _has_folder():  # torch would end the process
+        return _say("the working directory no longer exists; go to another", FAILED)
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -41,8 +47,7 @@ def run(app: Callable[..., object]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
         named = f"{error.filename}: " if error.filename is not None else ""
-        gone = "" if _has_folder() else "the working directory no longer exists: "
-        return _say(f"{gone}{named}{error.strerror or error}{_keep_traceback()}", FAILED)
+        return _say(f"{named}{error.strerror or error}{_keep_traceback()}", FAILED)
     except MemoryError:
         return _say(f"memory is full{_keep_traceback()}; choose smaller sizes", FAILED)
     except BaseException as error:

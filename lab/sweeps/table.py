@@ -128,22 +128,22 @@ def tabulate_runs(runs: Sequence[Run]) -> pl.DataFrame:
     """Return a row for each run, of any sweep or none: its path, all its options, what is measured.
 
     Options of layers have columns of their own, such as S.d_state; an option that a run does not
-    have is empty. The status of a run that has not ended is "unfinished".
+    have is empty. The status of a run that has not ended is "unfinished", that of one with a
+    damaged file "unreadable", with this as its error.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
-        metrics, result = run.read_metrics(), run.read_result() or {}
         options = {**run.task.options, **run.model.to_dict(), **run.train.to_dict()}
         layers = options.pop("options")
         values = {name: _flatten(value) for name, value in {**options, **layers}.items()}
-        measured = dict.fromkeys(MEASURED)
-        if metrics:
-            length = run.task.seq_len
-            measured |= _measure(run, {length: read_records(run) or {}})[length]
-        measured |= {
-            "seq_len": run.task.seq_len,
-            "status": find_ending(result),
-        }
+        length, measured = run.task.seq_len, dict.fromkeys(MEASURED)
+        try:
+            status, error = find_ending(run.read_result()), None
+            if run.read_metrics():
+                measured |= _measure(run, {length: read_records(run) or {}})[length]
+        except RunError as damage:  # of this run alone
+            status, error = "unreadable", str(damage)
+        measured |= {"seq_len": length, "status": status, "error": error}
         rows.append({"path": str(run.path), "task": run.task.name, **values, **measured})
     columns = dict.fromkeys(name for row in rows for name in row)
     known = [name for name in columns if name not in MEASURED]

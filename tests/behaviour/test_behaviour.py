@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.laws import QUICK, certify
 from tests.behaviour.cases import COMMON, RUNS, TEXT
 from tests.planted import FAULTS, RIGHT

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.training.run import Run
 
 MIXERS = "tests.integration.mixers:"
@@ -63,7 +63,7 @@ def test_verify_says_in_one_line_what_it_needs(monkeypatch, tmp_path):
 )
 def test_a_command_does_not_import_what_it_can_do_without(words, package):
     code = (
-        f"import sys, lab.cli; lab.cli.app({words.split()}, standalone_mode=False); "
+        f"import sys, lab.cli.app; lab.cli.app.app({words.split()}, standalone_mode=False); "
         f"sys.exit({package!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

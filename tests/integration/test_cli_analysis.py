@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.pages import comparison
-from lab.cli import app
+from lab.cli.app import app
 from lab.training.run import Run
 
 SMALL = "--seq-len 16 --vocab-size 64 --d-model 16 --batch-size 4 --eval-every 4 --test-rows 16"
@@ -84,7 +84,7 @@ def test_a_finished_run_is_shown_without_torch(run):
     before = state_of(run)
     for words in (f"mqar {SMALL} --max-steps 8 --out {run}", f"resume {run}"):
         code = (
-            f"import sys, lab.cli; lab.cli.app({words.split()}, standalone_mode=False); "
+            f"import sys, lab.cli.app; lab.cli.app.app({words.split()}, standalone_mode=False); "
             "sys.exit('torch' in sys.modules)"
         )
         shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab import certification
-from lab.cli import app
+from lab.cli.app import app
 from lab.cli.certify import _write_programs, build_law_table
 from lab.files import is_marked
 from lab.laws.certification import select_laws

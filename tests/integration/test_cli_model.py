@@ -8,7 +8,7 @@ import zlib
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.errata import ERRATA
 from lab.models import ARCHITECTURES
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import lab
 from lab.api.settings import read_settings
-from lab.cli import app
+from lab.cli.app import app
 from lab.config import ModelConfig
 from lab.training.experiment import carry_out
 from lab.training.run import Run

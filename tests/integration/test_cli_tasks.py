@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.cli.task import RowOptions
 from lab.suite.parquet import read_recipe
 from tasks import TASKS
@@ -101,10 +101,10 @@ def test_rows_as_json():
 
 def test_looking_imports_no_analysis_and_leaves_no_files(tmp_path):
     code = (
-        "import sys, lab.cli, lab.suite.audit\n"
+        "import sys, lab.cli.app, lab.suite.audit\n"
         "lab.suite.audit.ROWS = 64\n"
         "for words in ('mqar --show 1', 'mqar --audit --preset small', 'tasks'):\n"
-        "    lab.cli.app(words.split(), standalone_mode=False)\n"
+        "    lab.cli.app.app(words.split(), standalone_mode=False)\n"
         "needless = ('analysis.base', 'plotly', 'torch._dynamo')\n"
         "sys.exit(any(name in sys.modules for name in needless))\n"
     )
@@ -218,11 +218,11 @@ def test_rows_are_exported_with_their_recipe(tmp_path):
 def test_a_file_too_large_is_one_line_and_nothing_stays(tmp_path):
     path = tmp_path / "rows.parquet"
     code = (
-        "import resource, sys, lab.cli\n"
+        "import resource, sys, lab.cli.app\n"
         # What Python compiles would be cut off too, silently, and break every later import.
         "sys.dont_write_bytecode = True\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        f"lab.cli.app(['mqar', '--export', {str(path)!r}, '--rows', '300'])\n"
+        f"lab.cli.app.app(['mqar', '--export', {str(path)!r}, '--rows', '300'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1

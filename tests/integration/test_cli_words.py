@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from lab import __version__
 from lab.api.settings import describe_run
-from lab.cli import app
+from lab.cli.app import app
 from lab.config import Runtime
 from lab.training.experiment import carry_out
 from lab.training.run import Run

@@ -14,7 +14,7 @@ import lab
 from analysis.claims.claim import Claim
 from lab.api.claiming import build_sweep, check_parameters
 from lab.api.sweep_settings import read_file
-from lab.cli import app
+from lab.cli.app import app
 from lab.files import is_marked
 
 HOME = Path(__file__).parents[2]

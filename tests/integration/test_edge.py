@@ -89,3 +89,44 @@ def test_bash_completes_a_tasks_options_with_the_printed_script():
     )
     assert set(done.stdout.split()) == {"--seq-len", "--seed", "--seeds"}
     assert done.stderr == ""
+
+
+INTERRUPT = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lab.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from lab.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("$LAB tasks >&-", 1, "Error: standard output is closed; /dev/null discards what is pr"),
+        ("$LAB tasks 2>&- >&-", 1, ""),
+        ("rmdir $PWD; $LAB mqar", 1, "Error: the working directory no longer exists; go to ano"),
+        ("rmdir $PWD; $PYTHON -m lab mqar", 1, "Error: the working directory no longer exists; "),
+        (f"$PYTHON -c '{INTERRUPT}'", 130, "Error: interrupted"),
+        ("trap '' INT; $PYTHON -c '{INTERRUPT}' >/dev/null", 0, ""),
+    ],
+)
+def test_what_no_command_can_work_without_is_one_line(command, code, said, tmp_path):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    lab = Path(sys.executable).with_name("lab")
+    names = {**os.environ, "LAB": str(lab), "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["sh", "-c", command.replace("{INTERRUPT}", INTERRUPT)],
+        cwd=folder,
+        env=names,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == bool(said)

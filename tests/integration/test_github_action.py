@@ -10,7 +10,7 @@ import pytest
 import typer
 import yaml
 
-from lab.cli import app
+from lab.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github" / "actions" / "certify"

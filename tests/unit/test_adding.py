@@ -25,7 +25,7 @@ from analysis.mixing import collect_mixers
 from analysis.pages.report import render
 from analysis.run.trajectories import choose_stretches
 from analysis.scoring import scored
-from lab.cli import app
+from lab.cli.app import app
 from lab.config import ModelConfig, TrainConfig
 from lab.hooks import HookPoint
 from lab.laws import LAWS, Law, Verdict, assert_lawful, certify

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lab.bench import BENCHMARKS, ON_GPU, attention, delta, experts, rows, scaling, ssd, step
 from lab.bench.ratio import Contest, Ratio
-from lab.cli import app
+from lab.cli.app import app
 from lab.models import build
 from lab.peers import MissingPeerError
 from tasks import TASKS

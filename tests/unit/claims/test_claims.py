@@ -16,7 +16,7 @@ from analysis.claims.card import Card
 from analysis.claims.claim import Claim, Statistic
 from analysis.claims.verdict import Floor, StatisticValue, compute_power, decide, judge
 from lab.api.claiming import HOME, build_sweep, check_parameters, measure_floor
-from lab.cli import app
+from lab.cli.app import app
 from lab.machine import describe_machine
 from lab.suite.audit import audit
 from lab.sweeps.table import MEASURED

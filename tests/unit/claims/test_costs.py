@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from analysis.claims.claim import Statistic
 from analysis.claims.verdict import collect_costs, decide_costs, estimate_ratio
 from lab.bench import costs
-from lab.cli import app
+from lab.cli.app import app
 from lab.machine import describe_machine
 
 FASTER = Statistic("ratio", {"model": "a"}, {"model": "b"}, "above", 1.0, {}, "training")

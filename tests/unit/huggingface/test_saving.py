@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from lab.api.settings import read_settings
-from lab.cli import app
+from lab.cli.app import app
 from lab.config import Runtime
 from lab.files import RunError
 from lab.huggingface.saving import convert, save_run

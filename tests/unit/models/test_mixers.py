@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.layers.attention import Attention
 from lab.models import CLASSES, MIXERS, build
 from lab.models.mixers import list_options, measure_state, summarize_mixers

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.studies import trainability, trainability_ssd
 from lab.studies.trainability import BASELINE
 from tests.unit.sweeps.test_cells import TINY

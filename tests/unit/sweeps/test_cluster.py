@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.files import RunError
 from lab.sweeps.cluster import connect, pack, receive, train_elsewhere
 from lab.sweeps.outcome import find_status

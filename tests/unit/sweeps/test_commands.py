@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import lab
 from lab.api.sweep_settings import SweepSettings, parse, read_file, read_grid
-from lab.cli import app
+from lab.cli.app import app
 
 TINY = (
     "--seq-len 8 --vocab-size 32 --batch-size 4 --eval-every 4 --test-rows 8 --max-steps 4 "

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from analysis.sweeps.seeds import summarize_seeds
 from lab.api.settings import read_config
 from lab.api.sweeping import build_seeds
-from lab.cli import app
+from lab.cli.app import app
 from lab.sweeps.table import MEASURED
 from lab.training.run import Run
 from tasks.schedule import Schedule

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import app
+from lab.cli.app import app
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.training import loggers
 from lab.training.experiment import carry_out

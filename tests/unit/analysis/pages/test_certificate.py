@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from analysis.pages.certificate import Laws, render, save
 from lab.certification import OUTCOMES
-from lab.cli import app
+from lab.cli.app import app
 
 HOSTILE = "<b>& no such law"
 MARKS = [words[0] for words in OUTCOMES.values()]
