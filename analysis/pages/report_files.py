@@ -21,7 +21,7 @@ from analysis.examination import DATA, FORMAT, Examination, record
 from analysis.pages.page import Shown, make_stamp, show_finding
 from analysis.plain import to_plain
 from lab.files import RunError, has_entries, is_marked, read_json, write, write_json
-from lab.training.records import STRICT, validate
+from lab.training.records import STRICT, Amount, Count, validate
 from lab.training.run import Run
 
 SAME = ("format", "step", "seed", "rows", "seq_len")
@@ -34,13 +34,13 @@ MOST_SECTIONS = 2**26
 class NumbersFile(TypedDict):
     """The content of analysis.json."""
 
-    step: int
+    step: Count
     seed: int
-    rows: int
-    seq_len: int
+    rows: Count
+    seq_len: Count
     provenance: dict[str, str] | None
     analyses: dict[str, list[dict[str, Any]]]
-    seconds: dict[str, float]
+    seconds: dict[str, Amount]
     not_applicable: dict[str, str]
     earlier: NotRequired[dict[str, dict[str, str] | None]]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import polars as pl
 import torch
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from analysis.claims.card import CARD, PAGE, Card, digest_code, digest_configuration, digest_data
 from analysis.claims.claim import Claim, Statistic
@@ -37,6 +39,7 @@ from lab.suite.audit import audit
 from lab.sweeps import Cell, Sweep
 from lab.sweeps.outcome import open_run
 from lab.sweeps.table import is_table, read_table, save_table
+from lab.training.records import STRICT, validate
 from tasks.base import Task
 from tasks.near_names import suggest
 
@@ -46,6 +49,13 @@ ENOUGH = 0.8
 """A power below this is too low to learn from an undecided verdict."""
 ROWS = 64
 """Rows on which shortcuts are scored."""
+
+
+@with_config(STRICT)
+class CardFile(TypedDict):
+    """What is read of an earlier claim.json."""
+
+    machines: list[str]
 
 
 @dataclass(frozen=True)
@@ -336,7 +346,8 @@ def _list_measuring_machines(out: Path, show: bool) -> tuple[str, ...]:
         return (describe_device(choose_device("auto")),)
     if not has_entries(out / CARD, "machines"):
         return ("not recorded",)
-    return tuple(read_json(out / CARD, "the card cannot be read")["machines"])
+    where = f"{out / CARD}: cannot be read; remove it"
+    return tuple(validate(CardFile, read_json(out / CARD, where), where)["machines"])
 
 
 def _compute_digests(stated: Claim, scale: str, sweep: Sweep) -> dict[str, str]:

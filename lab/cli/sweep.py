@@ -197,7 +197,7 @@ def claim(options: ClaimOptions, as_json: bool) -> None:
         return
     with report_failures(), report_usage_errors():
         found = judge(options, show_sweep(), _note)
-    typer.echo(json.dumps(found.card.to_dict()) if as_json else found.card.summarize())
-    typer.echo(f"card: {found.page}", err=True)
+    say(json.dumps(found.card.to_dict()) if as_json else found.card.summarize())
+    _note(f"card: {found.page}")
     if found.results is not None:
         report_failed_runs(found.results)

@@ -1,5 +1,6 @@
 """Certifying the layers of a model before it is trained, since a leak can pass for learning."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from lab.hooks import HookPoint
 from lab.laws.certification import Certification
 from lab.models import LanguageModel
 from lab.models.user_mixer import is_from_lab
+from lab.training.records import CertificateFile, validate
 
 FILE = "certificate.json"
 LAWS = (
@@ -117,11 +119,14 @@ def read_certificate(run: Path) -> dict[str, Any] | None:
     """Return what certifying a run's layers found; None if they were not certified.
 
     Raises:
-        RunError: when the file cannot be read.
+        RunError: when the file cannot be read, or is no certificate.
     """
-    if not (run / FILE).exists():
+    file = run / FILE
+    if not os.path.lexists(file):
         return None
-    return read_json(run / FILE, f"{run} has no certificate")
+    where = f"{file}: cannot be read; remove it"
+    validate(CertificateFile, content := read_json(file, where), where)
+    return content
 
 
 def describe_certificate(certificate: dict[str, Any]) -> str:

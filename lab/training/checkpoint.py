@@ -117,9 +117,8 @@ def save_checkpoint(run: Run, state: TrainingState) -> None:
 
 
 def _write(run: Run, state: TrainingState) -> None:
-    for name, weight in state.model.named_parameters():
-        if not weight.isfinite().all():
-            raise DivergedError(f"{name} is not finite after step {state.step}")
+    if name := find_not_finite(state.model, state.model.state_dict()):
+        raise DivergedError(f"{name} is not finite after step {state.step}")
     home = find_inside(run.path, CHECKPOINT)
     clear_leftovers(home)
     with new_folder(home / f"step-{state.step:08d}") as folder:
@@ -182,6 +181,8 @@ def load_state(run: Run, device: torch.device | str, step: int | None = None) ->
     if kept["stage"] >= stages:
         raise RunError(f"checkpoint {home}: is of stage {kept['stage']}, this run has {stages}")
     weights, moments = (_read_tensors(home, name, kept, state.model) for name in FILES)
+    if name := find_not_finite(state.model, weights):
+        raise RunError(f"checkpoint {home}: {name} is not finite; {AGAIN}")
     try:
         state.model.load_state_dict(weights)
         _load_moments(state, moments)
@@ -266,7 +267,7 @@ def keep_weights(run: Run, step: int, model: LanguageModel) -> None:
         RunError: when they cannot be written; nothing half-written stays.
     """
     weights = model.weights()
-    if not all(w.isfinite().all() for w in weights.values()):
+    if find_not_finite(model, weights):
         return
     data = safetensors.torch.save(weights, metadata={DIGEST: digest_tensors(weights)})
     with explain_write_errors(run.path):
@@ -299,6 +300,8 @@ def load_model(run: Run, step: int) -> LanguageModel:
         weights = safetensors.torch.load(data)
         if _read_digest(data) != digest_tensors(weights):
             raise RunError(f"{file}: was changed or damaged since it was written; remove it")
+        if name := find_not_finite(model, weights):
+            raise RunError(f"{file}: {name} is not finite; remove it")
         model.load_state_dict(weights)
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
@@ -307,6 +310,12 @@ def load_model(run: Run, step: int) -> LanguageModel:
     except (RuntimeError, KeyError, ValueError) as error:
         raise RunError(f"{file}: does not fit its run: {shorten_message(error)}") from error
     return model
+
+
+def find_not_finite(model: LanguageModel, weights: Mapping[str, Tensor]) -> str:
+    """Return the name of the first parameter whose weights are not finite; "" if all are."""
+    names = (name for name, _ in model.named_parameters() if name in weights)
+    return next((name for name in names if not weights[name].isfinite().all()), "")
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired, TypeVar, overload
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from lab.files import RunError, shorten_message
@@ -26,7 +26,10 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A count that JSON, a table and a float can hold."""
 Share = Annotated[float, Field(ge=0, le=1)]
-Interval = Annotated[list[Share], Field(min_length=2, max_length=2)]
+Amount = Annotated[float, Field(ge=0)]
+Interval = Annotated[
+    list[Share], Field(min_length=2, max_length=2), AfterValidator(lambda ends: _check_order(ends))
+]
 
 
 @with_config(STRICT)
@@ -48,10 +51,10 @@ class RowLine(TypedDict):
     seq_len: Count
     loss: float
     accuracy: Share
-    learning_rate: float
-    grad_norm: float
-    seconds: float
-    cpu_seconds: float
+    learning_rate: Amount
+    grad_norm: Amount
+    seconds: Amount
+    cpu_seconds: Amount
     validation_loss: NotRequired[float]
     validation_accuracy: NotRequired[Share]
     test_loss: NotRequired[float]
@@ -84,7 +87,7 @@ class StageEntry(TypedDict):
 
     seq_len: Count
     steps: Count
-    seconds: float
+    seconds: Amount
     accuracy: Share | None
 
 
@@ -102,7 +105,7 @@ class EvaluationEntry(TypedDict):
     rows: NotRequired[Count]
     scored: NotRequired[Count]
     chance: NotRequired[Share]
-    seconds: NotRequired[float]
+    seconds: NotRequired[Amount]
 
 
 @with_config(STRICT)
@@ -116,12 +119,12 @@ class ResultFile(TypedDict):
     accuracy: Share | None
     interval: Interval | None
     loss: float | None
-    perplexity: float | None
+    perplexity: Amount | None
     steps: Count
     rows: Count
-    seconds: float
-    rows_per_second: float | None
-    cpu_seconds: float
+    seconds: Amount
+    rows_per_second: Amount | None
+    cpu_seconds: Amount
     parameters: Count
     seq_len: Count
     stages: list[StageEntry]
@@ -165,8 +168,38 @@ class LengthsFile(TypedDict):
 class SpentFile(TypedDict):
     """The content of spent.json."""
 
-    minutes: Annotated[float, Field(ge=0)]
+    minutes: Amount
     error: str | None
+
+
+@with_config(STRICT)
+class LawEntry(TypedDict):
+    """What a law found about a layer."""
+
+    law: str
+    verdict: Literal["holds", "fails", "not applicable", "not decided"]
+    evidence: str
+    counterexample: str | None
+    tokens: Count
+    note: str
+
+
+@with_config(STRICT)
+class LayerEntry(TypedDict):
+    """What the laws found about the layers of some blocks that are alike."""
+
+    layer: str
+    blocks: list[Count]
+    laws: list[LawEntry]
+    note: NotRequired[str]
+
+
+@with_config(STRICT)
+class CertificateFile(TypedDict):
+    """The content of certificate.json."""
+
+    layers: list[LayerEntry]
+    cpu_seconds: Amount
 
 
 def validate(kind: type[T], content: object, where: str) -> T:
@@ -180,6 +213,12 @@ def validate(kind: type[T], content: object, where: str) -> T:
     except ValidationError as error:
         raise RunError(f"{where}: {_describe_violation(error)}") from error
     return content  # type: ignore[return-value]
+
+
+def _check_order(ends: list[float]) -> list[float]:
+    if ends[0] > ends[1]:
+        raise ValueError("two numbers, the smaller first")
+    return ends
 
 
 def _describe_violation(error: ValidationError) -> str:

@@ -2,24 +2,32 @@
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save
 
 from analysis.pages.report_files import ReportFiles
 from lab.api.run import TrainedRun
 from lab.files import RunError
 from lab.sweeps.outcome import read_last_step, read_lengths, read_spent
 from lab.training.certificate import read_certificate
+from lab.training.checkpoint import DIGEST, digest_tensors
 from lab.training.run import Run
 from tests.faults.attempt import attempt, run_command
 from tests.faults.planted import copy, take_stock
 
 SCRIPT = "</script><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}"
 """Text that would run in a page, or in its template."""
+LAYER = (
+    '{{"cpu_seconds": 1.0, "layers": [{{"layer": "A", "blocks": [0], "laws": [{{"law": "causal", '
+    '"verdict": "{}", "evidence": "", "counterexample": null, "tokens": 3, "note": ""}}]}}]}}'
+)
 EVIL = """
 import pathlib
 from torch import nn
@@ -163,6 +171,53 @@ def test_a_mixer_that_the_command_names_needs_no_trust(tmp_path, monkeypatch):
         assert "--trust allows that" in attempt(run_command(*other)).text
     trusted = attempt(run_command(*other, "--threads", "1", "--eval", "seq_len=16", "--trust"))
     assert trusted.code == 0, trusted.text
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        (
+            "result.json",
+            r'"accuracy": [\d.]+',
+            '"accuracy": 5',
+            "accuracy=5: must be less than or e",
+        ),
+        ("result.json", r'"interval": \[[^]]*\]', '"interval": [0.5, 0.25]', "the smaller first"),
+        ("result.json", r'"seconds": [\d.]+', '"seconds": -1.0', "seconds=-1.0: must be greater"),
+        ("metrics.jsonl", r'"grad_norm": [\d.]+', '"grad_norm": NaN', "grad_norm=nan"),
+        ("metrics.jsonl", "^", " " * 5000, r"has 5,\d+ characters, must be ≤ 4,096"),
+        ("analysis.json", r'"step": 6', '"step": -6', "step=-6: must be"),
+        ("certificate.json", "", "{}", "layers is missing"),
+        ("certificate.json", "", LAYER.format("passes"), "laws.0.verdict='passes'"),
+        ("spent.json", "", '{"minutes": -1, "error": null}', "minutes=-1: must be greater than"),
+        ("lengths.json", "", '{"lengths": [{}]}', "lengths.0.seq_len is missing"),
+    ],
+)
+def test_a_file_is_checked_whole_when_it_is_read(tmp_path, name, old, new, said):
+    run = Run.open(copy(tmp_path))
+    file = run.path / name
+    text = file.read_text() if old else ""
+    file.write_text(re.sub(old, new, text, count=1))
+    with pytest.raises(RunError, match=said):
+        READ[name](run)
+
+
+@pytest.mark.parametrize("name", ["checkpoint/step-00000006", "history"])
+def test_weights_that_are_not_finite_are_named(tmp_path, name):
+    run = Run.open(copy(tmp_path))
+    file = (
+        run.path / name / ("model.safetensors" if "step" in name else "step-00000004.safetensors")
+    )
+    weights = load_file(file)
+    weights["embed.weight"][0] = math.nan
+    data = save(weights, {DIGEST: digest_tensors(weights)})
+    file.write_bytes(data)
+    if "step" in name:
+        state = json.loads((file.parent / "state.json").read_text())
+        state["sha256"]["model"] = hashlib.sha256(data).hexdigest()
+        (file.parent / "state.json").write_text(json.dumps(state))
+    with pytest.raises(RunError, match=r"embed\.weight is not finite"):
+        run.load_model(6 if "step" in name else 4)
 
 
 def test_weights_whose_digest_fits_but_that_hold_no_tensors_are_one_line(tmp_path):

@@ -198,10 +198,12 @@ d_model = [8]
 
 def test_a_claim_through_the_command_line(tmp_path):
     file, out = tmp_path / "tiny.toml", tmp_path / "out"
-    file.write_text(TINY)
+    file.write_text(TINY.replace("recalls.", "recalls.\\u001b[2J\\u009b", 1))
     words = ["claim", str(file), "--scale", "smoke", "--out", str(out), "--workers", "1"]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
+    assert r"recalls.\x1b[2J\x9b" in answer.stderr
+    assert not {"\x1b", "\x9b"} & {*answer.output, *(out / "claim.html").read_text()}
     assert answer.stdout.startswith("fails: the whole interval lies below 0.9. least 0.")
     assert ", with 2 seeds, a true effect of 0.99" in answer.stderr
     card = json.loads((out / "claim.json").read_text())
@@ -213,6 +215,11 @@ def test_a_claim_through_the_command_line(tmp_path):
         held = Run.open(out / f"d_model=8,seed={seed}")
         result = held.read_result() or {}
         held.write_result(result | machine)
+    (out / "d_model=8,seed=0/config.json").rename(out / "aside")
+    (out / "d_model=8,seed=0/config.json").write_text("{")
+    damaged = CliRunner().invoke(app, [*words, "--show"])
+    assert (damaged.exit_code, "failed: " in damaged.stderr) == (1, True), damaged.output
+    (out / "aside").rename(out / "d_model=8,seed=0/config.json")
     again = json.loads(CliRunner().invoke(app, [*words, "--show", "--json"]).stdout)
     assert again["digests"] == card["digests"]
     assert again["machines"] == ["a laptop", "a server"]

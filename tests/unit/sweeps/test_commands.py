@@ -73,6 +73,13 @@ def test_a_sweep_trains_skips_and_extends(tmp_path):
     found = pl.read_parquet(tidy).sort("d_model")
     assert found["d_model"].to_list() == [8, 16]
     assert found["accuracy"].null_count() == 0
+    lines = (out / "d_model=8,seed=0" / "metrics.jsonl").read_text()
+    (out / "d_model=8,seed=0" / "metrics.jsonl").write_text("")
+    assert invoke("runs", out, "--table", tidy).exit_code == 0
+    found = pl.read_parquet(tidy).sort("d_model")
+    assert found["status"].to_list() == ["unreadable", "budget"]
+    assert "has 0 of 4 steps; lines are missing" in found["error"][0]
+    (out / "d_model=8,seed=0" / "metrics.jsonl").write_text(lines)
     assert invoke("runs", out, "--table", tidy).exit_code == 0
     foreign = tmp_path / "mine.csv"
     foreign.write_text("seq_len,status\n1,fine\n")
