@@ -12,7 +12,9 @@ What a user calls is in `lab.api` and `lab.laws`. It is imported on first use, s
 takes no time.
 """
 
+import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.1.0"
@@ -28,9 +30,27 @@ _HOMES = {
 """The modules of the names that are imported when they are used; `__init__.pyi` has their types."""
 
 
+def _check_found(package: str) -> None:
+    """Raise an ImportError that says what hides a package of the lab, such as the user's file."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        return
+    if found.origin != os.path.join(os.path.dirname(__path__[0]), package, "__init__.py"):
+        raise ImportError(
+            f"{found.origin} hides the package {package} of wonderful-lab: rename it, or run "
+            "Python elsewhere",
+            name=package,
+            path=found.origin,
+        )
+
+
+_check_found("tasks")  # which all of the lab needs
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
+    _check_found("analysis")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -213,10 +213,12 @@ def verify(options: VerifyOptions) -> None:
     missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
     if missing:
         raise refuse(f"{' and '.join(missing)} must be installed, as the extra dev does", 2)
-    command = [sys.executable, "-m", "pytest", str(TESTS), "-q", "-x", "-p", "no:cacheprovider"]
+    words = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=random")
+    # -P: files in the working directory must not take the place of packages.
+    command = [sys.executable, "-P", "-m", "pytest", str(TESTS), *words]
     end, rounds = time.monotonic() + 60 * minutes, 0
     while (left := end - time.monotonic()) > 0:
-        process = subprocess.Popen([*command, "--hypothesis-profile=random"])
+        process = subprocess.Popen(command)
         try:
             code = process.wait(left)
         except subprocess.TimeoutExpired:

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -125,6 +127,30 @@ def test_a_mixer_that_ends_the_process_is_an_error(tmp_path, monkeypatch, calls)
     outcome = attempt(run_command(*words))
     assert outcome.code in (1, 2), outcome.text
     assert not outcome.fault
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("tasks.py", "import lab; lab.train"),
+        ("tasks/__init__.py", "from lab.laws import certify"),
+        ("analysis/__init__.py", "import lab; lab.train"),
+        ("analysis.py", "from lab.laws import certify"),  # which needs no analysis
+        ("analysis/notes.py", "import lab; lab.train"),  # no package: Python finds the lab's
+        ("lab/notes.py", "import lab; lab.train"),
+    ],
+)
+def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path, name, line):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    (tmp_path / "script.py").write_text(line)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    package = name.partition("/")[0].removesuffix(".py")
+    said = f"ImportError: {tmp_path / name} hides the package {package} of wonderful-lab: rename"
+    hides = name in ("tasks.py", "tasks/__init__.py", "analysis/__init__.py")
+    assert (done.returncode, said in done.stderr) == (hides, hides), done.stderr
 
 
 def test_files_beside_the_user_change_nothing(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ def one_line(result) -> str:
 def test_verify_does_not_claim_properties_that_it_had_no_time_for(monkeypatch):
     class Endless:
         def __init__(self, command: list[str]):
+            assert "-P" in command  # or files beside the user would hide packages
             self.stopped = False
 
         def wait(self, seconds: float | None = None) -> int:
