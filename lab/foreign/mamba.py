@@ -200,7 +200,10 @@ class ForeignMamba2(ForeignScan):
         module, heads = self.module, len(self.module.A_log)
         width, channels = module.out_proj.in_features, module.conv1d.in_channels
         groups = _get(module, "n_groups", "ngroups")
-        gate, mixed, dt = module.in_proj(x).split([width, channels, heads], dim=-1)
+        # Falcon-H1 puts factors on what it reads.
+        read = module.in_proj(x * getattr(module, "ssm_in_multiplier", 1))
+        read = read * getattr(module, "mup_vector", 1)
+        gate, mixed, dt = read.split([width, channels, heads], dim=-1)
         n = (channels - width) // 2
         u, B, C = self._convolve(mixed).split([width, n, n], dim=-1)
         dt = F.softplus(dt + module.dt_bias).clamp(*_get(module, "time_step_limit", "dt_limit"))
@@ -212,7 +215,9 @@ class ForeignMamba2(ForeignScan):
 
     def _apply_gate(self, y: Tensor, gate: Tensor) -> Tensor:
         norm = self.module.norm
-        return y * F.silu(gate) if norm is None else norm(y, gate)
+        if norm is None or isinstance(norm, nn.Identity):
+            return y * F.silu(gate)
+        return norm(y, gate)
 
 
 MAMBA = ("in_proj", "conv1d", "x_proj", "dt_proj", "A_log", "D", "out_proj")

@@ -14,12 +14,29 @@ from lab.foreign.norm import ForeignMLP, find_type, watch_mlp, watch_norm
 from lab.foreign.parts import Parts
 from lab.hooks import HookPoint, hook_points
 from lab.laws.adapters import Carried, DecodingAdapter, advance_cache, call_model, list_caches
-from lab.layers.mixer import MatrixMixer
+from lab.layers.mixer import MatrixMixer, Mixer
 from lab.layers.state import check_decoding
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel, ModelState
 from lab.models.sizes import ModelSizes, find_common
 from lab.ops.precision import promote
+
+
+class ForeignMixers(Mixer):
+    """The mixers of a layer that has several, by their names in it; together they offer no matrix.
+
+    Each is called by its layer. `mixers.self_attn.mixer` is a mixer with the points and the matrix
+    of its kind, and `mixers.self_attn.hook_out` is what it returns.
+    """
+
+    def __init__(self, routes: dict[str, Route]):
+        super().__init__()
+        for name, route in routes.items():
+            self.add_module(name, route)
+
+
+class ForeignMLPs(nn.ModuleDict):
+    """The MLPs of a layer that has several, by their names in it; the layer calls each."""
 
 
 class OpenedBlock(Block):
@@ -29,17 +46,24 @@ class OpenedBlock(Block):
     between a mixer and an MLP that follow each other. In a layer that is a mixer alone, it is the
     same as `hook_resid_post`. `hook_attn_out` and `hook_mlp_out` are what mixer and MLP return,
     before any norm or factor of the layer. `norm_mixer`, `norm_mlp` and `mlp` have the points of
-    `ForeignNorm` and `ForeignMLP` where the layer's parts are such.
+    `ForeignNorm` and `ForeignMLP` where the layer's parts are such. Where a layer has several
+    mixers or MLPs, `mixer` or `mlp` holds them (`ForeignMixers`, `ForeignMLPs`), and there is no
+    point for what they add together.
 
     Args:
         parts: of the layer.
-        route: to the layer's mixer.
+        routes: to the layer's mixers.
     """
 
-    def __init__(self, parts: Parts, route: Route):
+    def __init__(self, parts: Parts, routes: list[Route]):
         nn.Module.__init__(self)
-        self.mixer = route.mixer
-        self.mlp = None if parts.mlp is None else watch_mlp(parts.mlp, parts.given)
+        first, *more = routes
+        names = [seen.name for seen in parts.mixers]
+        self.mixer = ForeignMixers(dict(zip(names, routes, strict=True))) if more else first.mixer
+        self.hook_attn_out = None if more else first.hook_out
+        watched = {seen.name: watch_mlp(seen.part, seen.given) for seen in parts.mlps}
+        self.mlp = ForeignMLPs(watched) if len(watched) > 1 else next(iter(watched.values()), None)
+        self.hook_mlp_out = HookPoint() if len(watched) == 1 else None
         self.norm_mixer = nn.Identity()
         if parts.norm_mixer is not None:
             self.norm_mixer = watch_norm(parts.norm_mixer)
@@ -47,8 +71,6 @@ class OpenedBlock(Block):
         if parts.norm_mlp is not None:
             shared = parts.norm_mlp is parts.norm_mixer
             self.norm_mlp = self.norm_mixer if shared else watch_norm(parts.norm_mlp)
-        self.hook_attn_out = route.hook_out
-        self.hook_mlp_out = None if parts.mlp is None else HookPoint()
         self.hook_resid_pre = HookPoint()
         self.alone = parts.alone
         if parts.middle or parts.alone:
@@ -58,11 +80,10 @@ class OpenedBlock(Block):
         self._moved: Tensor | None = None
         self.layer.register_forward_pre_hook(self._enter, with_kwargs=True)
         self.layer.register_forward_hook(self._leave)
-        if parts.mlp is not None:
-            parts.mlp.register_forward_hook(self._pass_transformed)
+        if self.hook_mlp_out is not None:
+            parts.mlps[0].part.register_forward_hook(self._pass_transformed)
         if parts.middle:
-            reader = parts.norm_mlp or parts.mlp
-            assert reader is not None
+            reader = parts.norm_mlp or parts.mlps[0].part
             reader.register_forward_pre_hook(self._cross)
 
     def forward(
@@ -99,6 +120,30 @@ class OpenedBlock(Block):
         if self.alone:
             x = self.hook_resid_mid(x)
         return self.hook_resid_post(x)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """A foreign embedding table, with a factor that the model puts on it."""
+
+    def __init__(self, table: nn.Embedding, factor: float):
+        super().__init__(table.num_embeddings, table.embedding_dim, device="meta")
+        self.weight, self.factor = table.weight, factor
+
+    def forward(self, input: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+        """Return the scaled rows of tokens."""
+        return self.factor * super().forward(input)
+
+
+class ScaledHead(nn.Linear):
+    """A foreign head, with a factor that the model puts on its logits."""
+
+    def __init__(self, head: nn.Linear, factor: float):
+        super().__init__(head.in_features, head.out_features, bias=False, device="meta")
+        self.weight, self.factor = head.weight, factor
+
+    def forward(self, input: Float[Tensor, "*axes d"]) -> Float[Tensor, "*axes v"]:
+        """Return the scaled logits."""
+        return self.factor * super().forward(input)
 
 
 class OpenedModel(LanguageModel):
@@ -140,6 +185,28 @@ class OpenedModel(LanguageModel):
         hook_points(self)
 
     @torch.no_grad()
+    def find_factors(self, tokens: Int[Tensor, "b t"], logits: Float[Tensor, "b t v"]) -> None:
+        """Put the fixed factors of the model on embedding and head.
+
+        Granite and Cohere have one on the logits, Falcon-H1 one on the embeddings of tokens too.
+
+        Args:
+            tokens: what to try.
+            logits: what the model returns for them.
+        """
+        streams: list[Tensor] = []
+        with self.hooks([("blocks.0.hook_resid_pre", lambda x, hook: streams.append(x))]):
+            self.foreign.base_model(input_ids=tokens, use_cache=False)
+            self(tokens)
+        asked, found = streams
+        if not is_close(found, asked) and isinstance(self.embed, nn.Embedding):
+            self.embed = ScaledEmbedding(self.embed, _measure_factor(found, asked))
+            self.embed.register_forward_pre_hook(_check_tokens)
+        found = self(tokens)
+        if not is_close(found, logits) and isinstance(self.head, nn.Linear):
+            self.head = ScaledHead(self.head, _measure_factor(found, logits))
+
+    @torch.no_grad()
     def compare_stream(self, tokens: Int[Tensor, "b t"]) -> None:
         """Find out whether the residual stream is a sum of what its hook points see.
 
@@ -154,6 +221,9 @@ class OpenedModel(LanguageModel):
             self.embed_rest = "pos_embed" if same else "embed_rest"
         for i, block in enumerate(self.blocks):
             assert isinstance(block, OpenedBlock)
+            if isinstance(block.mixer, ForeignMixers) or isinstance(block.mlp, ForeignMLPs):
+                block.adds_outputs = False
+                continue
             outputs = [seen["attn_out", i]] + ([] if block.mlp is None else [seen["mlp_out", i]])
             block.adds_outputs = _add_up(seen["resid_pre", i], outputs, seen["resid_post", i])
 
@@ -223,7 +293,7 @@ class OpenedModel(LanguageModel):
             d_mlp=find_common(mlp.width if isinstance(mlp, ForeignMLP) else None for mlp in mlps),
             attn_only=all(mlp is None for mlp in mlps),
             normalization_type=find_type(self.norm_final, weight.new_zeros(weight.shape[1])),
-            final_factor=1.0,
+            final_factor=self.head.factor if isinstance(self.head, ScaledHead) else 1.0,
             dtype=weight.dtype,
             device=weight.device,
         )
@@ -232,11 +302,22 @@ class OpenedModel(LanguageModel):
 def _describe_block(block: nn.Module) -> str:
     """Return the foreign classes of a block's parts, and whether its mixer offers a matrix."""
     assert isinstance(block, OpenedBlock)
-    mixer, mlp = block.mixer, block.mlp
-    assert isinstance(mixer, ForeignMixer)
-    offered = "with a matrix" if isinstance(mixer, MatrixMixer) else "without a matrix"
-    own = mlp.module if isinstance(mlp, ForeignMLP) else mlp
-    return f"{type(mixer.module).__name__} {offered}{f', {type(own).__name__}' if mlp else ''}"
+    mixers = [part for part in block.modules() if isinstance(part, ForeignMixer)]
+    mlps = block.mlp.values() if isinstance(block.mlp, ForeignMLPs) else [block.mlp]
+    said = []
+    for mixer in mixers:
+        offered = "with a matrix" if isinstance(mixer, MatrixMixer) else "without a matrix"
+        said.append(f"{type(mixer.module).__name__} {offered}")
+    for mlp in mlps:
+        if mlp is not None:
+            said.append(type(mlp.module if isinstance(mlp, ForeignMLP) else mlp).__name__)
+    return ", ".join(said)
+
+
+def _measure_factor(found: Tensor, asked: Tensor) -> float:
+    """Return the factor that brings one tensor nearest to another."""
+    found, asked = found.double(), asked.double()
+    return float((found * asked).sum() / found.square().sum())
 
 
 def _add_up(before: Tensor, outputs: list[Tensor], after: Tensor) -> bool:

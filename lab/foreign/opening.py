@@ -1,10 +1,12 @@
 """Open a language model of another library: find its parts, and check that they are understood."""
 
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +19,7 @@ from lab.foreign.attention import IMPLEMENTATION, ForeignAttention, register_att
 from lab.foreign.mamba import find_scan_class
 from lab.foreign.mixer import ForeignMixer, Route, is_close
 from lab.foreign.opened import OpenedBlock, OpenedModel
-from lab.foreign.parts import Parts, find_final_norm, find_layers, find_parts
+from lab.foreign.parts import Parts, Seen, find_final_norm, find_layers, find_parts
 from lab.laws.adapters import is_hugging_face
 from lab.layers.mixer import MatrixMixer
 from tasks.bounds import check_choice
@@ -26,6 +28,8 @@ NORMS = "fla.modules.norm.layernorm"
 GATED_NORMS = "fla.modules.norm.layernorm_gated"
 SLOW = ("fla.layers.mamba", "fla.layers.mamba2")
 """The layers that have a slow path."""
+HUB = "transformers.integrations.hub_kernels"
+"""Where transformers wraps a function to call another package's instead."""
 
 
 def use_reference_forms(foreign: nn.Module) -> None:
@@ -42,6 +46,33 @@ def use_reference_forms(foreign: nn.Module) -> None:
             module.forward = partial(_norm, module)
         elif kind == (GATED_NORMS, "RMSNormGated"):
             module.forward = partial(_norm_gated, module)
+        else:
+            _call_plain_functions(module)
+
+
+def _call_plain_functions(module: Any) -> None:
+    """Let a layer of transformers call its functions in torch, not the kernels of other packages.
+
+    transformers takes these wherever they are installed, on a CPU too, where they cannot run.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    if not isinstance(forward, FunctionType) or "forward" in vars(module):
+        return
+    plain: dict[str, Any] = {}
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
+        if isinstance(function, FunctionType) and function.__globals__["__name__"] == HUB:
+            plain[name] = vars(function)["__wrapped__"]
+    if plain:
+        own = FunctionType(
+            forward.__code__,
+            forward.__globals__ | plain,
+            forward.__name__,
+            forward.__defaults__,
+            forward.__closure__,
+        )
+        own.__kwdefaults__ = forward.__kwdefaults__
+        module.forward = MethodType(own, module)
 
 
 def _norm(
@@ -111,8 +142,14 @@ def open_model(kind: str, model: nn.Module) -> OpenedModel:
     tokens = torch.arange(PROBE[0] * PROBE[1], device=table.device).view(PROBE) % len(table)
     with torch.no_grad():
         expected = _run(name, tokens.device, lambda: _compute_large_logits(foreign, tokens))
-        opened = _run(name, tokens.device, lambda: _build(foreign, tokens))
-        found = opened(tokens)
+        try:
+            opened = _build(foreign, tokens)
+            opened.find_factors(tokens, expected / LARGE)
+            opened.compare_stream(tokens)
+            found = opened(tokens)
+        except Exception as error:
+            reason = shorten_message(error) or type(error).__name__
+            raise ValueError(f"model={name}: cannot be opened: {reason}") from error
     if not is_close(LARGE * found, expected):
         raise ValueError(
             f"model={name}: its logits are not its output embedding applied to its last hidden "
@@ -158,8 +195,7 @@ def _run(name: str, device: torch.device, call: Callable[[], Result]) -> Result:
         if kernel and device.type == "cpu":
             reason = (
                 "it computes with Triton or CUDA kernels alone, which need a GPU; of "
-                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU, and models of "
-                "transformers that use its kernels may run where it is not installed"
+                "flash-linear-attention's models, Mamba and Mamba2 run on a CPU"
             )
         raise ValueError(f"model={name}: cannot run on {device.type}: {reason}") from error
 
@@ -182,26 +218,26 @@ def _build(foreign: Any, tokens: Tensor) -> OpenedModel:
     x = foreign.get_input_embeddings()(tokens)
     parts = find_parts(backbone, layers, x)
     norm_final = find_final_norm(backbone, x)
-    if any(_uses_interface(part.mixer) for part in parts):
+    mixers = [seen.part for part in parts for seen in part.mixers]
+    if any(find_mixer_class(mixer) is ForeignAttention for mixer in mixers):
         register_attention()
         foreign.set_attn_implementation(IMPLEMENTATION)
     rehearse = partial(_run_on_zeros, backbone)
-    routes = [_put_route(part, rehearse) for part in parts]
-    for part, route in zip(parts, routes, strict=True):
-        if not _applies_its_matrix(route.mixer, part.given[1:]):
-            route.mixer = ForeignMixer(part.mixer, rehearse)
-        elif isinstance(route.mixer, ForeignAttention):
-            route.mixer.watch_rotation(part.given)
-    blocks = [OpenedBlock(part, route) for part, route in zip(parts, routes, strict=True)]
-    model = OpenedModel(foreign, backbone, blocks, norm_final)
-    model.compare_stream(tokens)
-    return model
+    routes = [[_put_route(part, seen, rehearse) for seen in part.mixers] for part in parts]
+    for part, made in zip(parts, routes, strict=True):
+        for seen, route in zip(part.mixers, made, strict=True):
+            if not _applies_its_matrix(route.mixer, seen.given[1:]):
+                route.mixer = ForeignMixer(seen.part, rehearse)
+            elif isinstance(route.mixer, ForeignAttention):
+                route.mixer.watch_rotation(seen.given)
+    blocks = [OpenedBlock(part, made) for part, made in zip(parts, routes, strict=True)]
+    return OpenedModel(foreign, backbone, blocks, norm_final)
 
 
-def _put_route(part: Parts, rehearse: Callable[[Tensor], object]) -> Route:
+def _put_route(part: Parts, seen: Seen, rehearse: Callable[[Tensor], object]) -> Route:
     """Put a route in a mixer's place."""
-    route = Route(find_mixer_class(part.mixer)(part.mixer, rehearse))
-    setattr(part.layer, part.name, route)
+    route = Route(find_mixer_class(seen.part)(seen.part, rehearse))
+    setattr(part.layer, seen.name, route)
     return route
 
 
@@ -213,9 +249,12 @@ def _run_on_zeros(backbone: nn.Module, x: Tensor) -> None:
 
 def find_mixer_class(module: nn.Module) -> type[ForeignMixer]:
     """Return what calls a foreign mixer, with a matrix where its kind is known."""
-    if _uses_interface(module):
-        return ForeignAttention
-    return find_scan_class(module) or ForeignMixer
+    scan = find_scan_class(module)
+    if scan is not None:
+        return scan
+    # Attention, or another layer in a file that has some; the check of its matrix tells them apart.
+    uses = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(module).__module__])
+    return ForeignAttention if uses else ForeignMixer
 
 
 def _applies_its_matrix(mixer: ForeignMixer, x: Tensor) -> bool:
@@ -226,9 +265,3 @@ def _applies_its_matrix(mixer: ForeignMixer, x: Tensor) -> bool:
         return is_close(mixer.project(x, mixer.matrix(x) @ mixer.values(x)), mixer(x))
     except Exception:
         return False
-
-
-def _uses_interface(module: nn.Module) -> bool:
-    """Whether a layer computes attention through transformers' attention interface."""
-    names = vars(sys.modules[type(module).__module__])
-    return "ALL_ATTENTION_FUNCTIONS" in names and hasattr(module, "is_causal")

@@ -5,12 +5,24 @@ names do not matter.
 """
 
 from collections.abc import Iterable
+from itertools import compress
+from operator import not_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lab.foreign.mixer import split_call
+from lab.foreign.mixer import Call, is_close, split_call
+
+
+class Seen(NamedTuple):
+    """One call of a part: its name in the layer, what it read, what beside, what it returned."""
+
+    name: str
+    part: nn.Module
+    given: Tensor
+    call: Call
+    returned: Tensor
 
 
 class Parts(NamedTuple):
@@ -18,35 +30,22 @@ class Parts(NamedTuple):
 
     Attributes:
         layer: the layer.
-        name: of its mixer within it.
-        mixer: the part that moves information between positions.
-        norm_mixer: makes the mixer's input of the residual stream; None: the mixer reads it as is.
-        mlp: the part that does not; None where the layer has none.
-        norm_mlp: makes the MLP's input.
-        middle: whether the MLP, or the norm before it, reads the residual stream between mixer and
-            MLP; it does not where both are computed side by side.
-        alone: whether the layer has no part beside the mixer.
-        given: what the mixer read in the run.
+        mixers: the parts that move information between positions, mostly one.
+        norm_mixer: makes the first mixer's input of the residual stream; None: it reads that as is.
+        mlps: the parts that do not, mostly one.
+        norm_mlp: makes the first MLP's input.
+        middle: whether the first MLP, or the norm before it, reads the residual stream between
+            mixers and MLPs; it does not where both are computed side by side.
+        alone: whether the layer has no part beside one mixer.
     """
 
     layer: nn.Module
-    name: str
-    mixer: nn.Module
+    mixers: list[Seen]
     norm_mixer: nn.Module | None
-    mlp: nn.Module | None
+    mlps: list[Seen]
     norm_mlp: nn.Module | None
     middle: bool
     alone: bool
-    given: Tensor
-
-
-class Seen(NamedTuple):
-    """One call of a part: what it read and what it returned."""
-
-    name: str
-    part: nn.Module
-    given: Tensor
-    returned: Any
 
 
 class Recorder:
@@ -62,10 +61,10 @@ class Recorder:
     def _build_hook(self, name: str) -> Any:
         def record(part: nn.Module, args: Any, kwargs: Any, returned: Any) -> None:
             if args or "hidden_states" in kwargs:
-                given, _ = split_call(args, kwargs)
+                given, call = split_call(args, kwargs)
                 first = returned[0] if isinstance(returned, tuple) else returned
                 if isinstance(given, Tensor) and isinstance(first, Tensor):
-                    self.seen.append(Seen(name, part, given, first))
+                    self.seen.append(Seen(name, part, given, call, first))
 
         return record
 
@@ -100,7 +99,7 @@ def find_parts(backbone: nn.Module, layers: nn.ModuleList, x: Tensor) -> list[Pa
     """Return the parts of each layer, found by running the model on embeddings x [b t d].
 
     Raises:
-        ValueError: for a layer that is not one mixer and at most one MLP.
+        ValueError: for a layer without a mixer.
     """
     recorders = [Recorder(layer.named_children()) for layer in layers]
     try:
@@ -132,13 +131,18 @@ def _read(layer: nn.Module, recorder: Recorder) -> Parts:
         if not is_norm(seen.part) and next(seen.part.parameters(), None) is not None
     ]
     found = [seen for seen in learned if seen.given.shape == seen.returned.shape]
-    if not 1 <= len(found) <= 2:
+    mixers, mlps = found[:1], found[1:]
+    if len(found) > 2:
+        mixing = [_mixes(seen) for seen in found]
+        mixers = list(compress(found, mixing))
+        mlps = list(compress(found, map(not_, mixing)))
+    if not mixers:
         names = ", ".join(seen.name for seen in found) or "none"
         raise ValueError(
-            f"layer={type(layer).__name__}: its parts from [b t d] to [b t d] are {names}; must be "
-            "a mixer and at most one MLP"
+            f"layer={type(layer).__name__}: its parts from [b t d] to [b t d] are {names}; one of "
+            "them must move information between positions"
         )
-    mixer, mlp = found[0], found[1] if len(found) > 1 else None
+    mixer, mlp = mixers[0], mlps[0] if mlps else None
     before = recorder.find_source(mixer.given)
     between = None if mlp is None else recorder.find_source(mlp.given)
     stream = mixer.given if before is None else before.given
@@ -150,15 +154,23 @@ def _read(layer: nn.Module, recorder: Recorder) -> Parts:
         middle = not (is_same(mlp.given, stream) or is_same(mlp.given, mixer.returned))
     return Parts(
         layer,
-        mixer.name,
-        mixer.part,
+        mixers,
         None if before is None else before.part,
-        None if mlp is None else mlp.part,
+        mlps,
         None if between is None else between.part,
         middle,
         len(learned) == 1,
-        mixer.given,
     )
+
+
+@torch.no_grad()
+def _mixes(seen: Seen) -> bool:
+    """Whether what a part returns at later positions depends on what it reads at the first one."""
+    changed = seen.given.clone()
+    changed[:, 0] += 1 + changed[:, 0].square()
+    returned = seen.part(changed, *seen.call.args, **seen.call.kwargs)
+    first = returned[0] if isinstance(returned, tuple) else returned
+    return not is_close(first[:, 1:], seen.returned[:, 1:])
 
 
 def is_norm(part: nn.Module) -> bool:

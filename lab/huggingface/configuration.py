@@ -14,7 +14,7 @@ class LabConfig(PreTrainedConfig):
         vocab_size: rows of the embedding table.
         stack: pairs of letters, or a name: see `lab.models.build`.
         d_model: width of the residual stream; `hidden_size` is the same.
-        n_heads: heads of every mixer; `num_attention_heads` is the same.
+        num_attention_heads: heads of every mixer; `n_heads` is the same.
         layer_options: constructor arguments by letter, or by block and letter.
         embedding_std: standard deviation of the initial embedding table.
         logit_scale: fixed factor on the logits; None: 1/√d_model, so that an untrained model
@@ -31,13 +31,13 @@ class LabConfig(PreTrainedConfig):
     model_type = "wonderful-lab"
     attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
-        "num_attention_heads": "n_heads",
+        "n_heads": "num_attention_heads",
     }
 
     vocab_size: int = 8192
     stack: str = "cheems"
     d_model: int = 64
-    n_heads: int = 1
+    num_attention_heads: int = 1
     layer_options: dict[str, Any] | None = None
     embedding_std: float = 0.02
     logit_scale: float | None = None
@@ -65,7 +65,7 @@ class LabConfig(PreTrainedConfig):
             vocab_size=vocab_size,
             stack=config.stack,
             d_model=config.d_model,
-            n_heads=config.n_heads,
+            num_attention_heads=config.n_heads,
             layer_options=dict(config.options),
             embedding_std=config.embedding_std,
             logit_scale=config.logit_scale,

@@ -72,7 +72,7 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             config.stack,
             vocab_size=config.vocab_size,
             d_model=config.d_model,
-            n_heads=config.n_heads,
+            n_heads=config.num_attention_heads,
             options=config.layer_options,
             tied=config.tie_word_embeddings,
             embedding_std=config.embedding_std,
@@ -154,9 +154,10 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
 
         Raises:
             ValueError: for both or neither of `input_ids` and `inputs_embeds`, for an argument that
-                the model does not know, positions that do not count the tokens read, packed rows
-                with a cache, `output_router_logits` of a model without routed experts, or
-                `output_attentions`: hook points give patterns (`self.model.run_with_cache`).
+                the model does not know, another model's cache, positions that do not count the
+                tokens read, packed rows with a cache, `output_router_logits` of a model without
+                routed experts, or `output_attentions`: hook points give patterns
+                (`self.model.run_with_cache`).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -179,6 +180,11 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
         keep = None if attention_mask is None else attention_mask[:, -x.shape[1] :].bool()
         keep = None if keep is None or bool(keep.all()) else keep
         before = past_key_values if cache is None else cache
+        if not isinstance(before, DecodingCache | None):
+            raise ValueError(
+                f"{CACHE}: must be a cache that this model returned, got {type(before).__name__}; "
+                "its mixers' states are not keys and values alone"
+            )
         given = {name: value for name, value in packing.items() if value is not None}
         documents = _find_packed(given, x, before, keep, bool(use_cache))
         streams: list[Tensor] = []

@@ -29,13 +29,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, **HEADS, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 3}
         | {"final_logit_softcapping": None},
     ),
+    "doge": ("Doge", {**SIZES, **HEADS, "num_key_value_heads": 2, "keep_window_size": 4}),
     "mamba": ("Mamba", {**SIZES, "state_size": 4}),
     "falcon_mamba": ("FalconMamba", {**SIZES, "state_size": 4}),
     "mamba2": ("Mamba2", {**SIZES, **SSD, "n_groups": 2}),
     "fla mamba": ("Mamba", {**SIZES, "state_size": 4, "fuse_cross_entropy": False}),
     "fla mamba2": ("Mamba2", {**SIZES, **SSD, "n_groups": 1, "fuse_cross_entropy": False}),
 }
-ATTENTIONS = ("llama", "gpt2", "gpt_neox", "gemma2")
+ATTENTIONS = ("llama", "gpt2", "gpt_neox", "gemma2", "doge")
 SCANS = ("mamba", "falcon_mamba", "mamba2", "fla mamba", "fla mamba2")
 every_model = pytest.mark.parametrize("name", CONFIGS)
 every_attention = pytest.mark.parametrize("name", ATTENTIONS)

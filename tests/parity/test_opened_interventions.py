@@ -19,7 +19,6 @@ from tests.parity.opened import (
     WITHIN,
     T,
     difference,
-    every_attention,
     make,
     mixer_of,
     pair,
@@ -45,7 +44,8 @@ def hooked(module: Any, hook: Any) -> Iterator[None]:
         handle.remove()
 
 
-@every_attention
+# Not Doge: closed before its mask chooses keys, an edge makes room for another key.
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "doge"])
 @torch.no_grad()
 def test_blocked_edges_are_a_mask_of_one_layer(name: str):
     model, opened = make(name, attn_implementation="eager"), pair(name)[1]
@@ -181,7 +181,8 @@ def test_ablations(name: str):
     names = [f"blocks.{LAYER}.hook_resid_{end}" for end in ("pre", "post")]
     with ablate(opened, [point, *_list_mlps(opened)]):
         _, cache = opened.run_with_cache(TOKENS, names)
-    if name != "gemma2":  # whose norm after the MLP would be of zeros, too
+    # Gemma 2 would norm zeros after the MLP, Doge multiplies the stream.
+    if name not in ("gemma2", "doge"):
         assert difference(cache[names[1]], cache[names[0]]) < 1e-6  # Mamba's stream is in fp32
     with ablate(opened, f"blocks.{LAYER}.hook_resid_pre", "resample", seed=1) as model:
         assert difference(model(TOKENS), opened.foreign(TOKENS).logits) < 1e-6

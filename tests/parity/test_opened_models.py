@@ -1,17 +1,20 @@
 """Opened models: the logits, matrices and states of their own libraries."""
 
 import copy
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 import lab
+from lab.foreign.mixer import ForeignMixer
 from lab.foreign.opened import OpenedModel
 from lab.hooks import hook_points
 from lab.layers.mixer import MatrixMixer
 from lab.peers import load
 from tests.parity.opened import (
+    HEADS,
     SIZES,
     TOKENS,
     WITHIN,
@@ -292,3 +295,112 @@ def test_another_layout_is_opened_without_a_matrix():
         logits, cache = opened.run_with_cache(TOKENS)
         assert difference(logits, model(TOKENS).logits) < 1e-5
     assert "blocks.1.hook_resid_post" in cache
+
+
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4}
+HYBRIDS = {
+    "FalconH1": (
+        {**MAMBA, "mamba_d_ssm": 32, "mamba_n_groups": 1, "head_dim": 4, "ssm_in_multiplier": 1.25}
+        | {"embedding_multiplier": 5.65, "lm_head_multiplier": 0.04, "ssm_out_multiplier": 0.25}
+        | {"attention_in_multiplier": 1.5, "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.4]},
+        ["blocks.1.mixer.mamba.mixer.hook_ssm_out", "blocks.1.mixer.self_attn.mixer.hook_pattern"],
+    ),
+    "GraniteMoeHybrid": (
+        {**MAMBA, "layer_types": ["mamba", "attention"], "num_local_experts": 4}
+        | {"num_experts_per_tok": 2, "shared_intermediate_size": 16, "logits_scaling": 6.0}
+        | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+        ["blocks.0.mixer.hook_ssm_out", "blocks.1.mixer.hook_pattern"],
+    ),
+    "Zamba2": (
+        {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2}
+        | {"hybrid_layer_ids": [1, 3], "num_mem_blocks": 1, "chunk_size": 4}
+        | {"mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 8, "mamba_ngroups": 1},
+        ["blocks.0.mixer.hook_ssm_out", "blocks.1.mixer.mamba_decoder.hook_out"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@torch.no_grad()
+def test_layers_with_several_mixers_or_mlps(name: str):
+    options, points = HYBRIDS[name]
+    of = load("transformers")
+    torch.manual_seed(0)
+    config = getattr(of, f"{name}Config")(**{**SIZES, **HEADS, **options}, num_key_value_heads=4)
+    model = of.AutoModelForCausalLM.from_config(config).eval()
+    opened = lab.open("hf", model)
+    expected = model(TOKENS, use_cache=False).logits
+    assert difference(opened(TOKENS), expected) < 1e-6
+    _, state = opened.prefill(TOKENS[:, :5])
+    for i in range(5, T):
+        logits, state = opened.step(TOKENS[:, i], state)
+        assert difference(logits, expected[:, i]) < 1e-5
+    logits, cache = opened.run_with_cache(TOKENS)
+    assert difference(logits, expected) < 1e-5
+    assert set(points) <= set(cache)
+    if name != "Zamba2":  # whose layers have no place between their parts
+        parts = cache.decompose_resid()
+        attributed = cache.logit_attrs(parts, TOKENS).sum(0)
+        assert difference(attributed, expected.gather(2, TOKENS[..., None])[..., 0]) < 1e-5
+    mixers = [part for part in opened.modules() if isinstance(part, ForeignMixer)]
+    assert len(mixers) == {"FalconH1": 4, "GraniteMoeHybrid": 2, "Zamba2": 6}[name]
+    for mixer in mixers:
+        if isinstance(mixer, MatrixMixer):
+            x = torch.randn(1, T, 16)
+            applied = mixer.project(x, mixer.matrix(x) @ mixer.values(x))
+            assert difference(applied, mixer(x)) < 1e-5
+    assert sum(isinstance(mixer, MatrixMixer) for mixer in mixers) == (
+        2 if name == "Zamba2" else len(mixers)
+    )
+
+
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+DELTA |= {"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Qwen3Next", {**DELTA, **EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 8}),
+        ("Qwen3_5Text", {**DELTA, "head_dim": 8}),
+        ("OlmoHybrid", DELTA),
+        ("KimiLinear", {"layer_types": ["linear_attention", "full_attention"]}),
+    ],
+)
+@torch.no_grad()
+def test_models_of_transformers_run_on_a_cpu_beside_flash_linear_attention(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """transformers calls its kernels, which need a GPU, wherever it is installed."""
+    of = load("transformers")
+    torch.manual_seed(0)
+    config = getattr(of, f"{name}Config")(**SIZES, **HEADS, **options, pad_token_id=0)
+    model = of.AutoModelForCausalLM.from_config(config).eval()
+    opened = lab.open("hf", model)
+    found, (prefilled, state) = opened(TOKENS), opened.prefill(TOKENS[:, :5])
+    stepped, _ = opened.step(TOKENS[:, 5], state)
+    here = sys.modules[type(model).__module__]
+    for key, function in list(vars(here).items()):
+        if "conv1d" in key or "delta" in key or "kda" in key:
+            monkeypatch.setattr(here, key, getattr(function, "__wrapped__", function))
+    expected = model(TOKENS, use_cache=False).logits
+    assert torch.equal(found, expected)
+    assert difference(prefilled, expected[:, :5]) < 1e-5
+    assert difference(stepped, expected[:, 5]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Granite", "Cohere"])
+@torch.no_grad()
+def test_a_factor_on_the_logits_is_the_heads(name: str):
+    of = load("transformers")
+    torch.manual_seed(0)
+    options = {"embedding_multiplier": 3.0, "logits_scaling": 7.0} if name == "Granite" else {}
+    config = getattr(of, f"{name}Config")(**SIZES, **HEADS, **options)
+    model = of.AutoModelForCausalLM.from_config(config).double().eval()
+    opened = lab.open("hf", model)
+    expected = model(TOKENS).logits
+    assert difference(opened(TOKENS), expected) < 1e-6
+    assert difference(opened.hidden(TOKENS) @ opened.W_U, expected) < 1e-6
+    assert opened.cfg.final_factor == pytest.approx(1 / 7 if name == "Granite" else 0.0625)
+    assert opened.parameter_count() == sum(p.numel() for p in model.parameters())

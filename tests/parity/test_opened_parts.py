@@ -314,7 +314,7 @@ def test_the_points_of_an_mlp_are_its_parts(name: str):
     block: Any = opened.blocks[1]
     own = block.mlp.module
     x = block.norm_mlp(cache["resid_pre" if name == "gpt_neox" else "resid_mid", 1])
-    if name in ("llama", "gemma2"):
+    if name in ("llama", "gemma2", "doge"):
         pre, linear = own.gate_proj(x), own.up_proj(x)
         assert difference(cache["pre_linear", 1], linear) < 1e-6
         post, down = own.act_fn(pre) * linear, own.down_proj
@@ -327,7 +327,7 @@ def test_the_points_of_an_mlp_are_its_parts(name: str):
     assert difference(cache["pre", 1], pre) < 1e-6
     assert difference(cache["post", 1], post) < 1e-6
     assert difference(cache["mlp_out", 1], down(post)) < 1e-6
-    assert ("blocks.1.mlp.hook_pre_linear" in cache) == (name in ("llama", "gemma2"))
+    assert ("blocks.1.mlp.hook_pre_linear" in cache) == (name in ("llama", "gemma2", "doge"))
 
 
 def test_experts_of_another_library_have_no_points_of_an_mlp():
