@@ -24,6 +24,8 @@ CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_value
 """What the installed transformers calls the field that returns a cache."""
 
 
+READY = "_is_hf_initialized"
+"""What transformers sets to true on weights that a folder had."""
 FOR_LOSS = frozenset(("num_items_in_batch", "shift_labels", "ignore_index", "weight"))
 """Arguments that go to transformers' loss."""
 FOR_KERNELS = frozenset(("max_length_q", "max_length_k"))
@@ -68,7 +70,16 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: LabConfig):
         super().__init__(config)
-        self.model: LanguageModel = build(
+        self.model = self._build()
+        for parameter in self.parameters():
+            setattr(parameter, READY, not parameter.is_meta)
+        config.num_hidden_layers = len(self.model.list_blocks())
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _build(self) -> LanguageModel:
+        config = self.config
+        return build(
             config.stack,
             vocab_size=config.vocab_size,
             d_model=config.d_model,
@@ -79,12 +90,20 @@ class LabForCausalLM(PreTrainedModel, GenerationMixin):
             logit_scale=config.d_model**-0.5 if config.logit_scale is None else config.logit_scale,
             seed=torch.initial_seed() % 2**63,
         )
-        config.num_hidden_layers = len(self.model.list_blocks())
-        self.gradient_checkpointing = False
-        self.post_init()
 
+    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave the weights as `build` has initialised them."""
+        """Draw the weights of a module that a loaded folder lacks, as `build` draws them."""
+        name = next((name for name, part in self.model.named_modules() if part is module), None)
+        if name is None:
+            # A larger table, whose first rows are then those of the smaller one.
+            if isinstance(module, nn.Embedding):
+                module.weight.normal_(std=self.config.embedding_std)
+            return
+        drawn = self._build().get_submodule(name)
+        for key, parameter in module.named_parameters(recurse=False):
+            if not getattr(parameter, READY, False):
+                parameter.copy_(drawn.get_parameter(key))
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
