@@ -123,6 +123,7 @@ def hook_points(model: nn.Module) -> dict[str, HookPoint]:
 
 _THEIRS = {"attn": "mixer", "ln1": "norm_mixer", "ln2": "norm_mlp", "ln_final": "norm_final"}
 """TransformerLens's names of a model's parts, and ours."""
+_OURS = {ours: theirs for theirs, ours in _THEIRS.items()}
 
 
 def to_own_name(name: str) -> str:
@@ -132,6 +133,15 @@ def to_own_name(name: str) -> str:
     'blocks.0.mixer.hook_pattern'
     """
     return ".".join(_THEIRS.get(part, part) for part in name.split("."))
+
+
+def to_their_name(name: str) -> str:
+    """Return TransformerLens's name of a point that the lab names.
+
+    >>> to_their_name("blocks.0.mixer.hook_pattern")
+    'blocks.0.attn.hook_pattern'
+    """
+    return ".".join(_OURS.get(part, part) for part in name.split("."))
 
 
 _SHELL = "_orig_mod"
@@ -158,7 +168,7 @@ def is_watched(model: nn.Module) -> bool:
 
 
 def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPoint]:
-    """Return the points that a filter selects; a name may also be TransformerLens's.
+    """Return the points that a filter selects; it may go by TransformerLens's names, too.
 
     Raises:
         ValueError: when a name or a predicate matches no point; similar names are listed.
@@ -167,7 +177,9 @@ def find_points(model: nn.Module, names_filter: NamesFilter) -> dict[str, HookPo
     if names_filter is None:
         return points
     if callable(names_filter):
-        chosen = {n: p for n, p in points.items() if names_filter(n)}
+        chosen = {
+            n: p for n, p in points.items() if names_filter(n) or names_filter(to_their_name(n))
+        }
         if not chosen:
             raise ValueError(f"names_filter matches none of the model's {len(points)} hook points")
         return chosen
@@ -244,7 +256,7 @@ def run_with_cache(
         tokens: int64 [b t].
         names_filter: which points to keep; None keeps all, including quadratic ones.
         stop_at_layer: stop before this block and return its residual stream [b t d] in place
-            of the logits [b t v].
+            of the logits [b t v]; negative ones count from the end.
 
     Raises:
         ValueError: for a name that matches no point, or a layer that does not exist.
@@ -260,8 +272,11 @@ def run_with_cache(
 
     fwd_hooks: list[tuple[NamesFilter, HookFn]] = [(names_filter, keep)]
     if stop_at_layer is not None:
-        first = f"blocks.{stop_at_layer}.hook_resid_pre"
-        if first not in hook_points(model):
+        points = hook_points(model)
+        blocks = {n.split(".")[1] for n in points if n.startswith("blocks.")}
+        layer = stop_at_layer + (len(blocks) if stop_at_layer < 0 else 0)
+        first = f"blocks.{layer}.hook_resid_pre"
+        if first not in points:
             raise ValueError(f"stop_at_layer={stop_at_layer}: the model has no such block")
         fwd_hooks.append((first, stop))
     with hooks(model, fwd_hooks):

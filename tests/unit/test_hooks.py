@@ -98,6 +98,11 @@ def test_filters(model, tokens):
     assert set(run_with_cache(model, tokens, [one, "hook_embed"])[1]) == {one, "hook_embed"}
     resid = run_with_cache(model, tokens, lambda name: "resid" in name)[1]
     assert len(resid) == 6
+    theirs = run_with_cache(model, tokens, lambda name: "attn.hook_q" in name or "ln2" in name)[1]
+    found = {"blocks.0.mixer.hook_q"} | {
+        f"blocks.{i}.norm_mlp.hook_{what}" for i in (0, 1) for what in ("scale", "normalized")
+    }
+    assert set(theirs) == found
     with pytest.raises(ValueError, match="names_filter matches none of the model's"):
         run_with_cache(model, tokens, lambda name: False)
     words = r"no hook point 'blocks.0.mixer.hook_patern'; near names"
@@ -110,8 +115,10 @@ def test_stopping_before_a_layer_gives_its_residual(model, tokens):
     _, whole = model.run_with_cache(tokens)
     torch.testing.assert_close(residual, whole["blocks.1.hook_resid_pre"])
     assert not any(name.startswith("blocks.1.mixer") for name in cache)
-    with pytest.raises(ValueError, match="stop_at_layer=2: the model has no such block"):
-        model.run_with_cache(tokens, stop_at_layer=2)
+    assert torch.equal(model.run_with_cache(tokens, stop_at_layer=-1)[0], residual)
+    for layer in (2, -3):
+        with pytest.raises(ValueError, match=f"stop_at_layer={layer}: the model has no such block"):
+            model.run_with_cache(tokens, stop_at_layer=layer)
     assert attached(model) == 0
 
 
