@@ -27,18 +27,21 @@ GENERATION = {"max_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
 
 def make(stack: str, **options) -> LabForCausalLM:
     torch.manual_seed(0)
-    config = LabConfig(stack=stack, vocab_size=48, d_model=16, n_heads=2, **options)
+    config = LabConfig(stack=stack, vocab_size=48, d_model=16, num_attention_heads=2, **options)
     return LabForCausalLM(config).double().eval()
 
 
 def load(folder, **options) -> LabForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options)
+    assert isinstance(model, LabForCausalLM)
+    return model.eval()
 
 
 def saves_and_loads(model, folder):
     model.save_pretrained(folder)
     found, asked = load(folder)(TOKENS).logits, model(TOKENS).logits
     torch.testing.assert_close(found, asked, rtol=0, atol=1e-12)
+    assert LabConfig(**{"n_heads": 2}).num_attention_heads == 2
     assert load(folder).config.to_dict() == {**model.config.to_dict(), "_name_or_path": str(folder)}
 
 
