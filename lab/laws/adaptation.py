@@ -14,7 +14,7 @@ from lab.laws.adapters import (
     Adapter,
     DecodingAdapter,
     Kind,
-    advance_returned,
+    advance_steps,
     call_returned,
     get_item,
     is_hugging_face,
@@ -386,6 +386,8 @@ def find_fit(
                     refusals.insert(0 if more else len(refusals), words)
                     continue
                 found = replace(found, width=width)
+                if known.layout is None and options["layout"] == "btd" and given.ndim > 2:
+                    found = _choose_first_axis(target, found, make_input)
                 built = found.build(target)
                 if any(_takes(built, make_input, t) for t in (length - 1, 2 * length)):
                     return found
@@ -409,6 +411,45 @@ def _list_ways(target: Any, layout: str | None) -> Iterator[tuple[Kind, dict[str
             words = note if own else "; ".join(filter(None, (said, note)))
             for each in own or (layouts[:1] if alone else layouts):
                 yield kind, {**options, "layout": each}, words
+
+
+@torch.no_grad()
+def _choose_first_axis(target: Any, found: Fit, make_input: InputMaker) -> Fit:
+    """Return a fit that takes [b t d], or [t b d] where only the first axis passes on in order.
+
+    No shape tells these apart. What does is which outputs move when a part of one axis changes:
+    time moves what comes later, and a batch moves nothing, or, by a fault, what comes before, too.
+    """
+    options = {"calls": None, "output": None, **found.options, "layout": "tbd"}
+    swapped = replace(found, adapter=found.adapter or Adapter, options=options)
+    swapped = replace(swapped, notes=(*found.notes, SWAPPED))
+    try:
+        first = _find_order(swapped.build(target), make_input(found.length))
+        second = _find_order(found.build(target), make_input(found.length))
+    except Exception:
+        return found
+    return swapped if first == "later" != second else found
+
+
+SWAPPED = "takes time before batch ([t b d]), since only the first axis passes on what came before"
+
+
+def _find_order(module: nn.Module, x: Tensor) -> str:
+    """Return which outputs along the second axis a change moves: "none", "later" or "both"."""
+    y = module(x)
+    moved = [
+        module(torch.cat([-x[:, :1], x[:, 1:]], 1)),
+        module(torch.cat([x[:, :-1], -x[:, -1:]], 1)),
+    ]
+    later, earlier = (moved[0] - y)[:, 1:], (moved[1] - y)[:, :-1]
+    bound = MOVES * y.abs().max()
+    return (
+        "both" if earlier.abs().max() > bound else "later" if later.abs().max() > bound else "none"
+    )
+
+
+MOVES = 1e-4
+"""Share of the largest output by which another one must move to depend on an input."""
 
 
 def _is_batch_second(target: Any) -> bool:
@@ -526,7 +567,7 @@ def find_decoder(target: Any, fit: Fit, make_input: InputMaker, relative: bool |
 @torch.no_grad()
 def _list_placements(target: Any, options: dict[str, Any], x: Tensor) -> Iterator[dict[str, Any]]:
     """Yield a decoder's options, once for every output that may be its state."""
-    if options["advances"] is not advance_returned:
+    if "flag" not in options:
         yield options
         return
     if options["output"] is None:
@@ -553,12 +594,11 @@ def _check_decoding(module: Any, x: Tensor) -> None:
     if state.held is None:
         raise RefusalError("gives no state")
     more, _ = module.prefill(x, state)
-    one, _ = module.step(x[:, 0], module.start(len(x)))
+    # A method for one token must take the state that forward returns.
+    begun = (module.start(len(x)), *([state] if module.advances is advance_steps else []))
+    steps = [module.step(x[:, 0], before)[0][:, None] for before in begun]
     expected = module(x).shape
-    for found, shape in (
-        (y, expected),
-        (more, expected),
-        (one[:, None], (*expected[:1], 1, *expected[2:])),
-    ):
+    single = (*expected[:1], 1, *expected[2:])
+    for found, shape in ((y, expected), (more, expected), *((one, single) for one in steps)):
         if found.shape != shape:
             raise RefusalError(f"returned {list(found.shape)} instead of {list(shape)}")

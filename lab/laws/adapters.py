@@ -161,8 +161,11 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
 
 
 def get_item(found: Any, output: int | str | None) -> Any:
-    """Return an item of a tuple, an entry of a dict or a field of an object; None: all of it."""
-    if output is None:
+    """Return an item of a tuple, an entry of a dict or a field of an object; None: all of it.
+
+    A module may return a tensor alone where it is not asked for its state.
+    """
+    if output is None or isinstance(found, Tensor):
         return found
     if isinstance(output, int) or isinstance(found, Mapping):
         return found[output]
@@ -478,7 +481,7 @@ def call_returned(adapter: Adapter, x: Tensor) -> Any:
 def advance_returned(adapter: Any, x: Tensor, held: Any, *_: Any) -> tuple[Tensor, Any]:
     """Go on with forward(x, name=state) → outputs and, at `place`, the state after them."""
     name, place, flag = (adapter.options[key] for key in ("name", "place", "flag"))
-    held = lend_state(held, name)
+    held = lend_state(held, name or "state")
     options = make_state_argument(adapter, len(x)) if held is None else {name: held}
     if flag is not None:
         options[flag] = True
@@ -489,6 +492,8 @@ def advance_returned(adapter: Any, x: Tensor, held: Any, *_: Any) -> tuple[Tenso
 def make_state_argument(adapter: Adapter, batch: int) -> dict[str, Any]:
     """Return the argument for the state before any token, if one is needed."""
     name, initial = adapter.options["name"], adapter.options["initial"]
+    if name is None:
+        return {}
     if initial is not None:
         return {name: copy_state(getattr(adapter.module, initial)(batch))}
     module = adapter.module
@@ -551,24 +556,39 @@ def list_allocations(target: Any) -> Iterator[Way]:
 
 
 def advance_steps(adapter: Any, x: Tensor, held: Any, *_: Any) -> tuple[Tensor, Any]:
-    """Go on with step(x [b d], state) → (y [b e], state); [b 1 d] and [b 1 e] if `timed`."""
-    held, initial = lend_state(held), adapter.options["initial"]
+    """Go on with step(x [b d], state) → (y [b e], state); [b 1 d] and [b 1 e] if `timed`.
+
+    Where forward returns the state, at `place`, it reads the first tokens; where it takes one, as
+    `name`, it also reads several tokens after a state. What is left is read by step.
+    """
+    name, place, initial = (adapter.options.get(key) for key in ("name", "place", "initial"))
+    several = x.shape[1] > 1
+    by_step = not several or name is None if held is not None else initial and not several
+    if place is not None and not by_step:
+        return advance_returned(adapter, x, held)
+    held = lend_state(held)
     if held is None and initial is not None:
         held = copy_state(getattr(adapter.module, initial)(len(x)))
     return _take_each(x, held, adapter.module.step, adapter.options["timed"])
 
 
 def list_steps(target: Any) -> Iterator[Way]:
-    """Yield how a module with a method for one token may go on."""
-    if _find_methods(target, ("step",)):
-        for initial in (*_find_methods(target, INITIAL), None):
+    """Yield how a module with a method for one token may go on, the most complete way first."""
+    if not _find_methods(target, ("step",)):
+        return
+    parameters, initials = get_parameters(target), (*_find_methods(target, INITIAL), None)
+    flag = next((flag for flag in FLAGS if flag in parameters), None)
+    names = (*(name for name in STATES if name in parameters), None)
+    for name in names:
+        for initial in initials:
             for timed in (False, True):
-                note = (
-                    f"decodes with {initial} and step"
-                    if initial
-                    else "decodes with step, from None"
-                )
-                yield {"initial": initial, "timed": timed}, note
+                note = "decodes with step and the state that forward returns"
+                note += f", or takes as {name}" if name else ""
+                yield {"name": name, "flag": flag, "initial": initial, "timed": timed}, note
+    for initial in initials:
+        for timed in (False, True):
+            note = f"decodes with {initial} and step" if initial else "decodes with step, from None"
+            yield {"initial": initial, "timed": timed}, note
 
 
 def list_once(target: Any) -> Iterator[Way]:

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lab.abilities import MatrixMixer
 from lab.files import describe_error
 from lab.laws.causal import compare_beside_special, list_special, name_special
 from lab.laws.comparison import run_trials
 from lab.laws.law import Law, Trial, Verdict
-from lab.laws.noise import relative_error
+from lab.laws.noise import count_calls, relative_error
 from lab.laws.probes import Probes, copy_module, draw
 from lab.laws.reproduction import write_program
 from lab.seeding import fix_seed
@@ -227,8 +226,7 @@ def judge_forms(module: nn.Module, probes: Probes) -> Verdict:
         return Verdict(FORMS.name, "not decided", "no compiler was chosen")
     # Every length is compiled anew, so only the longest is tried, which has the most chunks; but a
     # loop over tokens is compiled token by token, which limits the length.
-    with torch.no_grad():
-        few = [n for n in probes.lengths if _count_calls(module, probes.input(n)) <= MOST_CALLS]
+    few = [n for n in probes.lengths if count_calls(module, probes.input(n)) <= MOST_CALLS]
     longest = probes.with_lengths([max(few, default=probes.lengths[0])])
     refusals = []
     # Where a backend cannot compile the module, tracing alone may already differ from eager code.
@@ -251,24 +249,6 @@ FORMS = Law("forms agree", judge_forms)
 def _list_forms(backend: str, module: nn.Module, x: Tensor) -> Iterator[Trial]:
     words = "compiling moves output or gradient {position} of row {row}"
     yield Trial(compare_compiled, {"backend": backend}, words)
-
-
-class _CallCounter(TorchFunctionMode):
-    """Counts calls of torch functions."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _count_calls(module: nn.Module, x: Tensor) -> int:
-    with _CallCounter() as calls:
-        module(x)
-    return calls.count
 
 
 def compare_compiled(module: nn.Module, x: Tensor, backend: str) -> tuple[Tensor, Tensor]:

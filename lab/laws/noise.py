@@ -18,11 +18,17 @@ IN_PLACE = ("cos_", "sin_", "exp_")
 
 
 class Exact(TorchFunctionMode):
-    """Keeps tensors in fp64 that a module casts to less, to measure the errors of those casts."""
+    """Keeps tensors in fp64 that a module casts to less, to measure the errors of those casts.
+
+    Numbers beside tensors are rounded to fp32, as the weights are rounded: 0.98 is another number
+    in fp32, and its powers differ, whatever is rounded after it.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Call a function without its cast."""
         kwargs = dict(kwargs or {})
+        if any(isinstance(a, Tensor) for a in args):
+            args = tuple(_round_number(a) if type(a) is float else a for a in args)
         if kwargs.get("dtype") in LOWER:
             kwargs["dtype"] = torch.float64
         name = getattr(func, "__name__", "")
@@ -33,6 +39,53 @@ class Exact(TorchFunctionMode):
         if name in CASTS and isinstance(found, Tensor):
             return args[0].to(found.device, torch.float64) if found.dtype in LOWER else found
         return found
+
+
+def _round_number(x: float) -> float:
+    return torch.tensor(x, dtype=torch.float32).item()
+
+
+class RoundedResults(TorchFunctionMode):
+    """Moves each result that depends on weights or the input as rounding may, not what is in place.
+
+    Args:
+        unit: size of the roundings.
+    """
+
+    def __init__(self, unit: float):
+        super().__init__()
+        self.unit, self.generator = unit, torch.Generator().manual_seed(0)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function and move what it returns."""
+        found = func(*args, **(kwargs or {}))
+        if not isinstance(found, Tensor) or not found.requires_grad or found._is_view():
+            return found
+        if args and found is args[0]:
+            return found
+        noise = torch.randn(found.shape, generator=self.generator).to(found)
+        return found * (1 + self.unit * noise)
+
+
+class CallCounter(TorchFunctionMode):
+    """Counts calls of torch functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function and count it."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def count_calls(module: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """Return how many torch functions a module calls on an input."""
+    with CallCounter() as calls:
+        module(x)
+    return calls.count
 
 
 class RoundedAngles(TorchFunctionMode):

@@ -13,13 +13,16 @@ from torch.utils._pytree import tree_leaves
 from lab.abilities import Decoder
 from lab.laws.causal import list_special, name_special, put_special
 from lab.laws.law import Law, Verdict, describe_refusal, read_clock
-from lab.laws.noise import Exact, RoundedAngles
+from lab.laws.noise import Exact, RoundedAngles, RoundedResults, count_calls
 from lab.laws.probes import Probes, copy_module, draw, draw_longest, name_precision
 from lab.laws.reproduction import write_program
 
 ROUNDINGS = 64
 QUANTILES = (0.5, 0.9)
 DTYPES = (torch.float32, torch.bfloat16)
+SPREAD = 4
+"""Times the effect of one draw of all roundings that another may have."""
+LOOPED = 16
 LARGEST = 1.0
 """Error from which on nothing is left of the right output, so a bound above it says nothing."""
 
@@ -119,8 +122,18 @@ def measure_rounding(
     from_one = measure_tokens(call_exactly(moved, moved_x), y)
     quantiles = torch.tensor(QUANTILES, dtype=y.dtype, device=y.device)
     inside = ROUNDINGS**0.5 * (from_one.quantile(quantiles) + from_angles.quantile(quantiles))
+    if loops_over_tokens(exact, rounded_x):
+        with torch.enable_grad(), RoundedResults(unit):
+            from_each = measure_tokens(call_exactly(exact, rounded_x.requires_grad_()), y).detach()
+        inside = torch.maximum(inside, SPREAD * from_each.quantile(quantiles))
     allowed = inside + unit  # of the output itself, which is rounded even where nothing moves it
     return error.quantile(quantiles).tolist(), allowed.tolist()
+
+
+def loops_over_tokens(module: nn.Module, x: Float[Tensor, "1 t d"]) -> bool:
+    """Whether a module calls more torch functions for more tokens, so its roundings are more."""
+    few, more = (count_calls(module, x[:, :n]) for n in (LOOPED, 2 * LOOPED))
+    return x.shape[1] >= 2 * LOOPED <= LOOPED + more - few
 
 
 def call_exactly(module: nn.Module, x: Tensor) -> Tensor:

@@ -57,6 +57,8 @@ def write_program(
     """
     printed = _collect_sources([*origin.uses, *uses])
     shown = [
+        # What cannot be imported shows nothing, which is code 2.
+        *([] if origin.factory is None else [_import_factory(origin.factory)]),
         f"torch.manual_seed({origin.seed})",
         f"module = {_call_factory(origin)}",
         *origin.recipe,
@@ -71,7 +73,6 @@ def write_program(
         "from __future__ import annotations",
         "",
         *_sort_imports(printed),
-        *([] if origin.factory is None else [_import_factory(origin.factory)]),
         *([] if origin.small is None else [origin.small.IMPORT]),
         "",
         *(f"\n{source}\n" for source in printed.sources.values()),

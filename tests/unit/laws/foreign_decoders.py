@@ -157,6 +157,39 @@ class TimedCell(Cell):
         return torch.cat(outputs, 1)
 
 
+class Beside(nn.Module):
+    """Returns its state where asked, and takes one, for any number of tokens; has a step, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor, past: Tensor | None = None, use_cache: bool = False):
+        y = self.linear(x).cumsum(1)
+        y = y if past is None else y + past[:, None]
+        return (y, y[:, -1]) if use_cache else y
+
+    def step(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x) + past
+        return y, y
+
+
+class ReturnedBeside(Beside):
+    """The same, but forward takes no state."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x).cumsum(1)
+        return y, y[:, -1]
+
+
+class ReturnedLate(ReturnedBeside):
+    """The state that forward returns lacks the last token."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, _ = super().forward(x)
+        return y, y[:, -2] if x.shape[1] > 1 else y[:, 0]
+
+
 class Stubborn(nn.Linear):
     """Has a step that cannot be called."""
 
@@ -211,6 +244,20 @@ DECODERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "stepping in time": (
         TimedCell,
         write_recipe("advance_steps", "initial=None, timed=True"),
+    ),
+    "returned where asked": (
+        Beside,
+        write_recipe(
+            "advance_steps",
+            "name='past', flag='use_cache', initial=None, timed=False, output=0, place=1",
+        ),
+    ),
+    "returned beside a step": (
+        ReturnedBeside,
+        write_recipe(
+            "advance_steps",
+            "name=None, flag=None, initial=None, timed=False, output=0, place=1",
+        ),
     ),
     "tokens": (
         lambda: build("AM", vocab_size=32, d_model=8),

@@ -67,6 +67,17 @@ class Chunked(nn.Module):
         return self.linear(x.unflatten(1, (-1, 16))).flatten(1, 2)
 
 
+class TimeFirst(nn.Module):
+    """Sums over its first axis; nothing but its outputs says that this is the time."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).cumsum(0)
+
+
 CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]] = {
     "plain": (lambda: nn.Linear(8, 6), "module", lambda m, x: m(x)),
     "function": (lambda: nn.Linear(8, 6).forward, "Adapter(module)", lambda m, x: m(x)),
@@ -104,6 +115,11 @@ CALLED: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Tensor], Tensor]]
         lambda: nn.GRU(8, 6, bidirectional=True),
         "Adapter(module, layout='tbd', output=0)",
         lambda m, x: m(x.transpose(0, 1))[0].transpose(0, 1),
+    ),
+    "time first": (
+        TimeFirst,
+        "Adapter(module, layout='tbd')",
+        lambda m, x: m.linear(x).cumsum(1),
     ),
     "positions": (
         lambda: Placed(1),

@@ -21,6 +21,7 @@ from tests.unit.laws.foreign_decoders import (
     Overwriting,
     OverwritingCache,
     OverwritingStep,
+    ReturnedLate,
     Stubborn,
 )
 from tests.unit.laws.foreign_modules import relative_difference
@@ -67,6 +68,13 @@ def test_a_call_must_not_change_the_state_that_it_is_given(made: type[nn.Module]
 def test_a_call_may_write_into_a_cache(make: Callable[[], nn.Module]):
     found = Certification(make(), CertifySettings(8, (2, 5))).judge("prefill = step")
     assert found.verdict == "holds"
+
+
+def test_a_state_that_forward_returns_is_given_to_step():
+    found = Certification(ReturnedLate(), CertifySettings(8, (2, 5))).judge("prefill = step")
+    assert found.counterexample == (
+        "length 3: splitting forward into prefills of 2 and 1 tokens moves output 2 of row 0"
+    )
 
 
 def test_a_step_that_cannot_be_called_leaves_decoding_undecided():

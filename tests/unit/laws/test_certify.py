@@ -118,10 +118,15 @@ def test_a_program_runs_without_this_project(folder: Path):
     assert program is not None
     # An isolated interpreter knows neither this folder nor the program's.
     told = f"import sys; sys.path.insert(0, {str(folder)!r}); exec(sys.stdin.read())"
-    command = [sys.executable, "-I", "-W", "error", "-c", told]
-    ran = subprocess.run(command, input=program, cwd="/", capture_output=True, text=True)
+    command = [sys.executable, "-I", "-W", "error", "-c"]
+    given = {"input": program, "cwd": "/", "capture_output": True, "text": True}
+    ran = subprocess.run([*command, told], **given)
     assert ran.returncode == 1, ran.stderr
     assert "batch" in ran.stdout or "row" in ran.stdout
+    # What cannot be imported shows no failure.
+    lost = subprocess.run([*command, "import sys; exec(sys.stdin.read())"], **given)
+    assert lost.returncode == 2
+    assert "No module named 'lab_targets'" in lost.stderr
 
 
 def test_what_weights_hide_is_found_in_another_condition():
