@@ -28,7 +28,8 @@ class Exact(TorchFunctionMode):
         """Call a function without its cast."""
         kwargs = dict(kwargs or {})
         if any(isinstance(a, Tensor) for a in args):
-            args = tuple(_round_number(a) if type(a) is float else a for a in args)
+            args = [_round_number(a) if type(a) is float else a for a in args]
+        given = args[0] if args else None
         if kwargs.get("dtype") in LOWER:
             kwargs["dtype"] = torch.float64
         name = getattr(func, "__name__", "")
@@ -36,8 +37,8 @@ class Exact(TorchFunctionMode):
             # The default eps depends on the precision; a difference of eps is no rounding error.
             kwargs["eps"] = torch.finfo(torch.float32).eps
         found = func(*args, **kwargs)
-        if name in CASTS and isinstance(found, Tensor):
-            return args[0].to(found.device, torch.float64) if found.dtype in LOWER else found
+        if name in CASTS and isinstance(found, Tensor) and isinstance(given, Tensor):
+            return given.to(found.device, torch.float64) if found.dtype in LOWER else found
         return found
 
 
@@ -63,8 +64,32 @@ class RoundedResults(TorchFunctionMode):
             return found
         if args and found is args[0]:
             return found
-        noise = torch.randn(found.shape, generator=self.generator).to(found)
+        # Roundings of a state that hardly changes go the same way.
+        noise = BIAS + torch.randn(found.shape, generator=self.generator).to(found)
         return found * (1 + self.unit * noise)
+
+
+class FixedAngles(TorchFunctionMode):
+    """Collects the arguments of sin, cos and polar that do not depend on the input.
+
+    The input must require a gradient, and nothing else.
+
+    Attributes:
+        angles: the arguments, in the order of the calls.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.angles: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function and keep its angles."""
+        name = getattr(func, "__name__", "").removesuffix("_")
+        if name in ROTATIONS and len(args) > ANGLES[name]:
+            given = args[ANGLES[name]]
+            if isinstance(given, Tensor) and given.is_floating_point() and not given.requires_grad:
+                self.angles.append(given.detach().double().clone())
+        return func(*args, **(kwargs or {}))
 
 
 class CallCounter(TorchFunctionMode):
@@ -109,6 +134,8 @@ def _round(x: Tensor, real: bool) -> Tensor:
     return x.float().to(x.dtype) if real and x.is_floating_point() else x
 
 
+BIAS = 0.25
+"""Mean of the numbers that stand for roundings, of which the standard deviation is 1."""
 ROTATIONS = ("cos", "sin", "polar")
 
 

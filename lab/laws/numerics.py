@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -13,7 +14,14 @@ from torch.utils._pytree import tree_leaves
 from lab.abilities import Decoder
 from lab.laws.causal import list_special, name_special, put_special
 from lab.laws.law import Law, Verdict, describe_refusal, read_clock
-from lab.laws.noise import Exact, RoundedAngles, RoundedResults, count_calls
+from lab.laws.noise import (
+    Exact,
+    FixedAngles,
+    RoundedAngles,
+    RoundedResults,
+    count_calls,
+    relative_error,
+)
 from lab.laws.probes import Probes, copy_module, draw, draw_longest, name_precision
 from lab.laws.reproduction import write_program
 
@@ -23,6 +31,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 SPREAD = 4
 """Times the effect of one draw of all roundings that another may have."""
 LOOPED = 16
+"""Tokens at which calls are counted, and at twice as many."""
+ANGLE = 2.0**-18
+"""How far angles of positions may be off, relative to the largest: 64 roundings in fp32."""
 LARGEST = 1.0
 """Error from which on nothing is left of the right output, so a bound above it says nothing."""
 
@@ -37,7 +48,12 @@ def judge_precision(module: nn.Module, probes: Probes) -> Verdict:
     are no parameters, and lose more at later positions: the effect of rounding every angle to fp32,
     the argument of sin, cos, polar and complex exp, is measured too, and 8 times it is allowed. The
     output's own rounding adds u, where nothing else moves it, as in a saturated tanh.
-    Angles of a module in bf16 must be as good as fp32 as well (erratum R7).
+    Angles of a module in bf16 must be as good as fp32 as well (erratum R7); those that do not
+    depend on the input, so on positions alone, are compared with fp64's one by one.
+
+    A module that loops over its tokens rounds more often than that: there, each result that depends
+    on the input or the weights is moved by u times a normal number of mean 1/4, and 4 times
+    the effect is allowed. Numbers in code are rounded to fp32 in the reference, as weights are.
 
     Errors are per token, |Δy_t| / |y_t|; their median and their 0.9 quantile must not exceed those
     allowed, because a choice that rounding flips moves a few tokens far, in both. The reference
@@ -49,56 +65,120 @@ def judge_precision(module: nn.Module, probes: Probes) -> Verdict:
         words = "the module does not run in fp64, so there is no reference"
         return Verdict(PRECISION.name, "not decided", words)
     x = draw_longest(module, probes.input(1, 1), probes.settings.rounding_len)
-    found, nearest = [], 0.0
-    for dtype in DTYPES:
-        name = name_precision(dtype)
-        try:
-            errors, allowed = measure_rounding(module, x, dtype)
-        except Exception as error:
-            return Verdict(
-                PRECISION.name,
-                "not decided",
-                f"the module does not run in {name}: {describe_refusal(error)}",
-            )
-        if not all(map(math.isfinite, allowed)):
-            words = f"in {name}, or in fp64, the output of length {x.shape[1]} is not finite"
-            return Verdict(PRECISION.name, "not decided", words)
-        if min(allowed) >= LARGEST and all(map(math.isfinite, errors)):
-            words = f"in {name}, rounding alone may move half of the outputs by {min(allowed):.2g}"
-            return Verdict(PRECISION.name, "not decided", f"{words} at length {x.shape[1]}")
-        # NaN is above any bound.
-        over = [not e <= a for e, a in zip(errors, allowed, strict=True)]
-        words = [
-            f"{name}, quantile {q}: {e:.2g} ({a:.2g} allowed)"
-            for e, a, q in zip(errors, allowed, QUANTILES, strict=True)
-        ]
-        found += words
-        if any(over):
-            q = over.index(True)
-            counterexample = f"length {x.shape[1]}: {words[q]}"
-            snippet = _write_precision_snippet(probes, x, dtype, q, counterexample)
-            evidence, error, bound = "; ".join(found), errors[q], allowed[q]
-            return Verdict(PRECISION.name, "fails", evidence, counterexample, error, bound, snippet)
-        shares = [e / a for e, a in zip(errors, allowed, strict=True) if a]
-        nearest = max(nearest, *shares, 0.0)
-    evidence = f"relative errors at length {x.shape[1]}: {'; '.join(found)}"
-    return Verdict(PRECISION.name, "holds", evidence, measured=nearest, allowed=1.0)
+    measured = [_measure_precision(module, x, dtype) for dtype in DTYPES]
+    failure = next((one for one in measured if one.failing), None)
+    left = [one.left for one in measured if one.left]
+    found = [words for one in measured for words in one.words]
+    if failure is not None:
+        words = f"length {x.shape[1]}: {failure.failing}"
+        snippet = _write_precision_snippet(probes, x, failure, words)
+        evidence = "; ".join((*found, *left))
+        return Verdict(
+            PRECISION.name, "fails", evidence, words, failure.error, failure.allowed, snippet
+        )
+    if not found or measured[0].left:
+        return Verdict(PRECISION.name, "not decided", left[0])
+    nearest = max(one.nearest for one in measured)
+    evidence = "; ".join((f"relative errors at length {x.shape[1]}: {'; '.join(found)}", *left))
+    return Verdict(
+        PRECISION.name,
+        "holds",
+        evidence,
+        measured=nearest,
+        allowed=1.0,
+        left="; ".join(left),
+    )
 
 
 PRECISION = Law("precision", judge_precision)
 
 
-def _write_precision_snippet(
-    probes: Probes, x: Tensor, dtype: torch.dtype, quantile: int, words: str
-) -> str:
+@dataclass(frozen=True)
+class _Rounding:
+    """What rounding does in a precision.
+
+    Attributes:
+        dtype: the precision.
+        words: the errors and their bounds.
+        failing: the one that exceeds its bound, in words; empty if none does.
+        error: that one.
+        allowed: its bound.
+        check: computes both in a program, as an expression.
+        nearest: the largest error relative to its bound.
+        left: why nothing was decided; empty if something was.
+    """
+
+    dtype: torch.dtype
+    words: tuple[str, ...] = ()
+    failing: str = ""
+    error: float = 0.0
+    allowed: float = 0.0
+    check: str = ""
+    nearest: float = 0.0
+    left: str = ""
+
+
+def _measure_precision(
+    module: nn.Module, x: Float[Tensor, "1 t d"], dtype: torch.dtype
+) -> _Rounding:
+    """Measure errors and angles in a precision, and compare them with their bounds."""
+    name, t = name_precision(dtype), x.shape[1]
+    try:
+        errors, allowed = measure_rounding(module, x, dtype)
+        angle = measure_angles(module, x, dtype)
+    except Exception as error:
+        left = f"the module does not run in {name}: {describe_refusal(error)}"
+        return _Rounding(dtype, left=left)
+    if not all(map(math.isfinite, allowed)):
+        left = f"in {name}, or in fp64, the output of length {t} is not finite"
+        return _Rounding(dtype, left=left)
+    words = [
+        f"{name}, quantile {q}: {e:.2g} ({a:.2g} allowed)"
+        for e, a, q in zip(errors, allowed, QUANTILES, strict=True)
+    ]
+    if not angle <= ANGLE:
+        failing = (
+            f"{name}, angles of positions: off by {angle:.2g} of the largest ({ANGLE:.2g} allowed)"
+        )
+        check = f"[measure_angles(module, x, {dtype})], [{ANGLE}]"
+        return _Rounding(dtype, (*words, failing), failing, angle, ANGLE, check)
+    if min(allowed) >= LARGEST and all(map(math.isfinite, errors)):
+        left = f"in {name}, rounding alone may move half of the outputs by {min(allowed):.2g}"
+        return _Rounding(dtype, left=f"{left} at length {t}")
+    for e, a, told in zip(errors, allowed, words, strict=True):
+        if not e <= a:  # NaN is above any bound
+            check = f"measure_rounding(module, x, {dtype})"
+            return _Rounding(dtype, tuple(words), told, e, a, check)
+    shares = [e / a for e, a in zip(errors, allowed, strict=True) if a]
+    return _Rounding(dtype, tuple(words), nearest=max(shares, default=0.0))
+
+
+def _write_precision_snippet(probes: Probes, x: Tensor, failure: _Rounding, words: str) -> str:
     body = f"""
         x = draw((1, {x.shape[1]}, {x.shape[2]}), seed={x.shape[1]})
-        errors, allowed = measure_rounding(module, x, {dtype})
-        print("relative errors of tokens at quantiles", QUANTILES, errors, "of", allowed, "allowed")
-        sys.exit(not errors[{quantile}] <= allowed[{quantile}])
+        errors, allowed = {failure.check}
+        print("relative errors", errors, "of", allowed, "allowed")
+        sys.exit(not all(e <= a for e, a in zip(errors, allowed)))
     """
-    uses = (draw, measure_rounding)
+    uses = (draw, measure_rounding if "rounding" in failure.check else measure_angles)
     return write_program(probes.origin, uses, body, f"{PRECISION.name}: {words}")
+
+
+def measure_angles(module: nn.Module, x: Float[Tensor, "1 t d"], dtype: torch.dtype) -> float:
+    """Return by how much the arguments of cos and sin are off that do not depend on the input.
+
+    It is relative to the largest, and 0 where none can be compared.
+    """
+    low = copy_module(module).to(dtype).requires_grad_(False)
+    given = x.to(dtype)
+    with FixedAngles() as rounded:
+        low(given.clone().requires_grad_())
+    with FixedAngles() as exact:
+        call_exactly(copy_module(low).double(), given.double().requires_grad_())
+    pairs = zip(rounded.angles, exact.angles, strict=False)
+    if [a.shape for a in rounded.angles] != [a.shape for a in exact.angles]:
+        return 0.0
+    return max((relative_error(a - b, b) for a, b in pairs if b.any()), default=0.0)
 
 
 @torch.no_grad()

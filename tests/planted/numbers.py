@@ -88,6 +88,15 @@ def _angles_of_input(self, z):
     return torch.cat([z1 * cos - z2 * sin, z2 * cos + z1 * sin], dim=-1)
 
 
+def _rates_of_input(self, z):
+    rates = (10_000.0 ** -(torch.arange(z.shape[-1] // 2) / (z.shape[-1] // 2))).to(z)
+    high = torch.promote_types(z.dtype, torch.float32)
+    angles = torch.arange(z.shape[2])[:, None] * rates.to(high)
+    z1, z2 = z.chunk(2, dim=-1)
+    cos, sin = angles.cos().to(z), angles.sin().to(z)
+    return torch.cat([z1 * cos - z2 * sin, z2 * cos + z1 * sin], dim=-1)
+
+
 def _differences(self, rate, z):
     total = rate.cumsum(-1)
     decay = (total[:, None, :] - total[:, :, None]).masked_fill(
@@ -259,6 +268,7 @@ NUMBERS = (
     *plant(
         "precision",
         Row("angles in the input's precision", CosineAttention, _rotate=_angles_of_input),
+        Row("rates in the input's precision", RightAttention, _rotate=_rates_of_input),
         Row("decays from differences of a sum", Forgetting, _mix=_differences),
         Row("decays as two factors", Forgetting, also=("stable",), _mix=_two_factors),
         Row("softmax without the largest taken off", CosineAttention, _weigh=_no_maximum),

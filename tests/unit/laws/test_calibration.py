@@ -24,7 +24,15 @@ LENGTHS = (1, 8, 16, 40)
 DECIDED = {"deterministic", "causal", "batch-invariant"}
 FAMILIES = (
     *("attention", "cached attention", "retention", "state space", "convolution"),
-    *("experts", "GRU", "running mean", "dropout", "zero projection", "language model"),
+    *(
+        "experts",
+        "GRU",
+        "running mean",
+        "slow average",
+        "dropout",
+        "zero projection",
+        "language model",
+    ),
 )
 
 
