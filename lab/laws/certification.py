@@ -239,8 +239,9 @@ class Certification:
         x = draw((self.settings.batch, lengths[-1], d_model), seed).to(self.device)
         module, own = module.to(self.device), find_own_precision(module)
         module, dtype = in_double(module, x)
-        random = seeded and _is_random(module, x.to(dtype))
-        inside, angles = find_precisions(module, x.to(dtype))
+        called = copy_module(module)  # laws get one that remembers no call
+        random = seeded and _is_random(called, x.to(dtype))
+        inside, angles = find_precisions(called, x.to(dtype))
         probes = Probes(
             replace(self.settings, d_model=d_model, lengths=lengths, seed=seed),
             dtype,

@@ -142,6 +142,8 @@ ROTATIONS = ("cos", "sin", "polar")
 def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
     """Return a copy of the module in fp64, or in its own precision, and which of them it is.
 
+    The copy has not been called: a module may remember its calls.
+
     A module may refuse fp64: a cast to fp32 inside meets an fp64 weight, or a kernel lacks it, and
     then its compiler raises an error of its own class.
     """
@@ -151,7 +153,7 @@ def in_double(module: nn.Module, x: Tensor) -> tuple[nn.Module, torch.dtype]:
             double(x.double())
     except Exception:
         return copy_module(module), find_own_precision(module)
-    return double, torch.float64
+    return copy_module(module).double(), torch.float64
 
 
 def find_own_precision(module: nn.Module) -> torch.dtype:

@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.planted.attention import D_MODEL, HEADS, RightAttention, SparseAttention
+from tests.planted.attention import (
+    D_MODEL,
+    HEADS,
+    RightAttention,
+    SparseAttention,
+    compute_lags,
+)
 from tests.planted.entry import Row, plant
 from tests.planted.routing import EXPERTS, RightExperts
 from tests.planted.scans import LinearAttention, NormalisedConvolution
@@ -73,6 +79,38 @@ def _guessed_layout(self, x):
     return RightAttention.forward(self, x * scale[..., None])
 
 
+def _reused_output(self, x):
+    y = RightAttention.forward(self, x)
+    if torch.is_grad_enabled():
+        return y
+    if self.kept is None or self.kept.shape != y.shape:
+        self.kept = torch.empty_like(y)
+    return self.kept.copy_(y)
+
+
+def _table_of_longest(self, q, k):
+    t = q.shape[2]
+    if self.kept is None or len(self.kept) < t:
+        self.kept = -compute_lags(t).clamp(min=0) / t
+    return RightAttention._score(self, q, k) + self.kept[:t, :t].to(q)
+
+
+def _in_storage_order(self, x):
+    b, t, d = x.shape
+    return RightAttention.forward(self, x.as_strided((b, t, d), (t * d, d, 1)))
+
+
+def _seeded_features(self, k):
+    torch.manual_seed(7)
+    return _random_features(self, k)
+
+
+def _normed_input(self, x):
+    if torch.is_grad_enabled():
+        return RightAttention.forward(self, x / x.norm(dim=-1, keepdim=True))
+    return RightAttention.forward(self, x.div_(x.norm(dim=-1, keepdim=True)))
+
+
 def _rows_in_one_sum(self, kv):
     b = len(kv)
     ends = kv.transpose(0, 1).flatten(1, 2).cumsum(1)
@@ -134,6 +172,40 @@ ROWS = (
             also=("causal", "batch-invariant", "precision"),
             notes="training",
             forward=_layer_drop,
+        ),
+        Row(
+            "output overwritten by the next call",
+            RightAttention,
+            also=("causal", "batch-invariant"),
+            adds={"kept": lambda: None},
+            forward=_reused_output,
+        ),
+        Row(
+            "table of the longest input so far",
+            RightAttention,
+            also=("causal", "batch-invariant"),
+            adds={"kept": lambda: None},
+            _score=_table_of_longest,
+        ),
+        Row(
+            "storage read as if contiguous",
+            RightAttention,
+            also=("causal", "batch-invariant"),
+            forward=_in_storage_order,
+        ),
+        Row(
+            "seed set at each call",
+            LinearAttention,
+            also=("precision",),
+            _sum_keys=_seeded_features,
+        ),
+        Row("input normalised in place", RightAttention, also=("stable",), forward=_normed_input),
+        Row(
+            "another scale without gradients",
+            RightAttention,
+            _score=lambda self, q, k: (
+                RightAttention._score(self, q, k) * (1 if torch.is_grad_enabled() else 0.8)
+            ),
         ),
         Row(
             "choice remembered by shape",
