@@ -12,7 +12,7 @@ from torch import nn
 
 from lab.certify_settings import QUICK, CertifySettings, Condition
 from lab.files import describe_error
-from lab.laws import agreement, causal, decoding, derivative, gradient, numerics, tables
+from lab.laws import agreement, causal, decoding, derivative, documents, gradient, numerics, tables
 from lab.laws.adaptation import Adapted, adapt, find_lengths_taken
 from lab.laws.adapters import Adapter
 from lab.laws.law import Law, Verdict
@@ -45,6 +45,7 @@ LAWS: dict[str, Law] = {
         decoding.DECODING,
         decoding.RELATIVE,
         decoding.PADDING,
+        documents.DOCUMENTS,
         gradient.LAW,
         derivative.LAW,
         derivative.TWICE,

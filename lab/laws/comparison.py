@@ -159,7 +159,7 @@ def run_trials(
             break
         x = probes.input(length)
         try:
-            memoized = _Memoized(module, x)
+            memoized = Memoized(module, x)
         except Exception:
             if extra:  # e.g. longer than a table of positions, or of an odd length
                 continue
@@ -223,7 +223,7 @@ def _explain_noise(module: nn.Module, x: Tensor, floor: float) -> str:
     return f"rounding the input moves the output by {floor:.2g}"
 
 
-class _Memoized(nn.Module):
+class Memoized(nn.Module):
     """A module that remembers its output for one input, because every check computes it first."""
 
     def __init__(self, module: nn.Module, x: Tensor):
@@ -233,6 +233,7 @@ class _Memoized(nn.Module):
             self.y = module(x)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output that is remembered, or the module's for another input."""
         return self.y if x is self.x and not torch.is_grad_enabled() else self.module(x)
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from lab.abilities import Decoder
 from lab.laws.adapters import PATTERNS
 from lab.laws.causal import Special, list_special, name_special, put_special
 from lab.laws.comparison import ROUNDINGS, run_trials
+from lab.laws.documents import judge_mask
 from lab.laws.law import Law, Trial, Trials, Verdict
 from lab.laws.noise import lower_precision, noise_floor, relative_error
 from lab.laws.probes import Probes, draw
@@ -227,14 +228,15 @@ def judge_padding(module: nn.Module, probes: Probes) -> Verdict:
     supports every pattern is also given a row of padding only, and goes on from a padded state
     through further padding.
 
+    A module that does not decode, or not with a mask, is judged by the mask that its forward takes.
+
     Padding may take up positions where only their differences count. They differ by the rounding of
     a table of angles, which converting the module to fp64 does not undo.
     """
-    if not isinstance(module, Decoder):
-        return Verdict(PADDING.name, "not applicable", "the module has no start, prefill and step")
-    patterns = getattr(module, "paddings", PATTERNS)
+    patterns = getattr(module, "paddings", PATTERNS) if isinstance(module, Decoder) else ()
     if not patterns:
-        return Verdict(PADDING.name, "not applicable", "the module takes no mask of padding")
+        missing = Verdict(PADDING.name, "not applicable", "the module takes no mask of padding")
+        return judge_mask(PADDING.name, module, probes) or missing
     every = set(patterns) == set(PATTERNS)
 
     def trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
@@ -266,7 +268,8 @@ def _list_padding_trials(pattern: str, every: bool) -> Iterator[Trial]:
     yield Trial(find_not_finite, given, words)
     words = f"{pattern} padding moves the output of real token {{position}} in row {{row}}"
     yield Trial(compare_padded, given, words)
-    words = f"through the state, {pattern} padding moves a later output of row {{row}}"
+    words = f"through the state, {pattern} padding moves a later output of row {{row}}: at padding "
+    words += "a recurrence must keep its state as it was, without decay"
     yield Trial(compare_after_padding, given, words)
     if every:
         words = f"a row of padding only moves the step after it ({pattern} padding in other rows)"

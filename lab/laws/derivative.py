@@ -1,5 +1,6 @@
 """Laws of derivatives: the gradient is the derivative, and twice."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
 
 from lab.files import describe_error
 from lab.laws.law import LEAST, Law, Timer, Verdict, read_clock
 from lab.laws.probes import Probes, draw
 from lab.laws.reproduction import write_program
+from lab.laws.trace import find_place, list_callers
 from lab.seeding import fix_seed
 
 STEPS = (1e-4, 1e-5, 1e-6)
@@ -239,7 +242,9 @@ DIRECTIONS = 2
 ALLOWED = 1e-5
 """Relative difference that truncation and rounding explain in fp64."""
 SHORT = 33
-"""Longest input on which modules without custom functions are tried."""
+"""Longest input on which two directions are tried."""
+AGREE = 0.1
+"""How far central differences of two steps may differ, relative to what they refute."""
 
 
 def judge(module: nn.Module, probes: Probes) -> Verdict:
@@ -250,18 +255,19 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     step may cross a kink and a smaller one meets rounding. The difference is relative to the
     gradient's norm, which is what a random direction is expected to show.
 
-    torch's own derivatives are right, so the law fails only where a custom `autograd.Function` of
-    the module is wrong by itself (`judge_functions`), in its backward or its forward mode. Such a
-    function may work in chunks, so while there is time it is tried on longer inputs too. Where
-    gradients differ by design, by a detached branch or a surrogate gradient, it is not decided, nor
-    where calls are not repeatable.
+    torch's own derivatives are right, so the law fails where a custom `autograd.Function` of the
+    module is wrong by itself (`judge_functions`), in its backward or its forward mode; where a
+    hook changes the gradient; and where the gradient is right on shorter inputs and a part of it is
+    missing on a longer one, as of a state that is detached every 64 tokens. Where gradients differ
+    by design, by a detached branch or a surrogate gradient, they do so at every length, and the law
+    is not decided, nor where calls are not repeatable.
     """
     if probes.dtype != torch.float64 or probes.inside != torch.float64:
         words = "the module does not compute in fp64, so differences are too coarse"
         return Verdict(LAW.name, "not decided", words)
     began, worst, tried = read_clock(), 0.0, []
     timer = Timer(probes.settings.seconds)
-    for length in (*probes.lengths, *probes.longer):
+    for length in sorted({*probes.lengths, *probes.longer}):
         further = bool(tried) and length > SHORT
         late = not further and read_clock() - began > probes.settings.seconds
         if (further and not timer.allows(length)) or (len(tried) >= LEAST and late):
@@ -271,15 +277,14 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
             if not module(x.clone().requires_grad_()).requires_grad:
                 words = "the output has no gradient"
                 return Verdict(LAW.name, "not applicable", words)
-            if further and not find_functions(module, x):
-                continue
-            error = max(measure_derivative(module, x, seed) for seed in range(DIRECTIONS))
+            directions = range(1 if further else DIRECTIONS)
+            error = max(measure_derivative(module, x, seed) for seed in directions)
         except Exception:
             if length in probes.lengths:
                 raise
             continue  # e.g. longer than a table of positions, or of an odd length
         if not error <= ALLOWED:
-            found = _explain(module, probes, x, error)
+            found = _explain(module, probes, x, error, max(tried, default=0))
             if not further or found.verdict == "fails":
                 return found
             break  # e.g. too steep for central differences
@@ -297,7 +302,7 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     return Verdict(LAW.name, "holds", evidence, measured=worst, allowed=ALLOWED, tokens=max(tried))
 
 
-LAW = Law("gradient is the derivative", judge, conditions="evaluating")
+LAW = Law("gradient is the derivative", judge, conditions="all")
 
 
 def judge_twice(module: nn.Module, probes: Probes) -> Verdict:
@@ -351,6 +356,14 @@ def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
 
     It is relative to the norm of the gradient; x is [b t d].
     """
+    return min(compare_slopes(module, x, seed)[0])
+
+
+def compare_slopes(module: nn.Module, x: Tensor, seed: int) -> tuple[list[float], list[float]]:
+    """Return how far the gradient is from each central difference, and each difference.
+
+    Both are relative to the norm of the gradient, and along one direction; x is [b t d].
+    """
     parameters = [p for p in module.parameters() if p.requires_grad and p.numel()]
     places = [x.clone().requires_grad_(), *parameters]
     ways = [draw(p.shape, seed=seed + i).to(p) for i, p in enumerate(places)]
@@ -361,7 +374,7 @@ def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
 
     grads = torch.autograd.grad(weigh(places[0].clone()), places, allow_unused=True)
     along, size = measure_slope(grads, ways)
-    errors, before = [], [p.detach().clone() for p in places]
+    errors, slopes, before = [], [], [p.detach().clone() for p in places]
     with torch.no_grad():
         for step in STEPS:
             sums = []
@@ -372,23 +385,87 @@ def measure_derivative(module: nn.Module, x: Tensor, seed: int) -> float:
             slope = (sums[0] - sums[1]) / (2 * step)
             # Rounding of a sum of this size, divided by the step, is not an error of the gradient.
             floor = 64 * torch.finfo(x.dtype).eps * max(map(abs, sums)) / step
-            errors.append(max(abs(slope - along) - floor, 0.0) / max(size, abs(slope), 1e-300))
+            scale = max(size, abs(slope), 1e-300)
+            errors.append(max(abs(slope - along) - floor, 0.0) / scale)
+            slopes.append(slope / scale)
         for p, was in zip(places, before, strict=True):
             p.copy_(was)
-    return min(errors)
+    return errors, slopes
 
 
-def _explain(module: nn.Module, probes: Probes, x: Tensor, error: float) -> Verdict:
-    """Judge a gradient that is not the derivative: a fault if a custom function is wrong."""
+class WithoutHooks(TorchFunctionMode):
+    """Leaves out the hooks that a module registers on tensors while it runs.
+
+    Attributes:
+        places: where they are registered.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.places: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call a function, unless it registers a hook."""
+        if getattr(func, "__name__", "") != "register_hook":
+            return func(*args, **(kwargs or {}))
+        self.places.append(find_place(list_callers(sys._getframe(1), 0)))
+        return None
+
+
+def measure_without_hooks(module: nn.Module, x: Tensor) -> tuple[float, str]:
+    """Return how far the gradient is from the derivative without hooks, and where one is made."""
+    with WithoutHooks() as without:
+        error = measure_derivative(module, x, seed=0)
+    return error, next(iter(without.places), "")
+
+
+def _explain(module: nn.Module, probes: Probes, x: Tensor, error: float, right: int) -> Verdict:
+    """Judge a gradient that is not the derivative.
+
+    A fault is a custom function that is wrong, a hook without which the gradient is right, and a
+    gradient that is right up to some length, of at least 3 tokens, and not beyond it.
+    """
     words = f"length {x.shape[1]}: the gradient differs from the derivative by {error:.2g}"
     with fix_seed(0, x.device):
         wrong, by_design = judge_functions(module, x)
     if wrong:
         return _report(LAW, judge_functions, probes, x, words, wrong[0])
+    hookless, place = measure_without_hooks(module, x)
+    if place and hookless <= ALLOWED:
+        return _report_gradient(probes, x, f"{words}; a hook changes it, at {place}", error)
+    cut = all(_is_steady(*compare_slopes(module, x, seed)) for seed in range(DIRECTIONS))
+    if right >= LEAST_RIGHT and cut and not by_design:
+        words += f", and by nothing up to length {right}: a part is detached, or left out"
+        return _report_gradient(probes, x, words, error)
     why = (
         "; ".join(by_design) or "no custom function is wrong, so a part is detached or calls differ"
     )
     return Verdict(LAW.name, "not decided", f"{words}; {why}")
+
+
+def _is_steady(errors: list[float], slopes: list[float]) -> bool:
+    """Whether central differences agree on an error, and it is more than a kink explains."""
+    return min(errors) > KINK and abs(slopes[0] - slopes[-1]) <= AGREE * min(errors)
+
+
+KINK = 1e-3
+"""What a few units at a kink, each of many, may change a gradient by."""
+LEAST_RIGHT = 3
+
+
+def _report_gradient(probes: Probes, x: Tensor, words: str, error: float) -> Verdict:
+    rows, length = x.shape[:2]
+    body = f"""
+        {probes.print_input(rows, length)}
+        error = max(measure_derivative(module, x, seed) for seed in range({DIRECTIONS}))
+        print("the gradient differs from the central difference by", error)
+        sys.exit(not error <= {ALLOWED})
+    """
+    title = f"{LAW.name}: {words}"
+    snippet = write_program(probes.origin, (draw, measure_derivative), body, title)
+    evidence = f"relative error {error:.2g} ({ALLOWED:g} allowed) in float64"
+    where = {"length": length, "rows": rows}
+    return Verdict(LAW.name, "fails", evidence, words, error, ALLOWED, snippet, where)
 
 
 def _report(

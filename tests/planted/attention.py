@@ -164,3 +164,29 @@ class SilentZeros(RightAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (x.abs().sum(-1, keepdim=True) > 0)
+
+
+class DocumentAttention(RightAttention):
+    """Attention within documents, `seq_idx` [b t], and to tokens only, `attention_mask` [b t]."""
+
+    def forward(
+        self, x: Tensor, seq_idx: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        b, t, _ = x.shape
+        seen = (compute_lags(t) >= 0).expand(b, 1, t, t)
+        if seq_idx is not None:
+            seen = seen & self._match(seq_idx)[:, None]
+        if attention_mask is not None:
+            seen = seen & self._find_keys(attention_mask)[:, None, None]
+        q, k, v = (self._split(map(x)) for map in (self.query, self.key, self.value))
+        scores = self._score(self._rotate(q), self._rotate(k))
+        return self.out(merge(self._weigh_seen(scores, seen) @ v))
+
+    def _match(self, seq_idx: Tensor) -> Tensor:
+        return seq_idx[:, :, None] == seq_idx[:, None]
+
+    def _find_keys(self, attention_mask: Tensor) -> Tensor:
+        return attention_mask.bool()
+
+    def _weigh_seen(self, scores: Tensor, seen: Tensor) -> Tensor:
+        return scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)

@@ -142,3 +142,29 @@ class NormedSum(nn.Module):
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         total = self.mix(x) if state is None else 0.9 * state + self.mix(x)
         return self.norm(total), total
+
+
+class StateBeside(nn.Module):
+    """A gated average: forward returns its state beside its output, and step takes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.forget = nn.Linear(D_MODEL, D_MODEL), nn.Linear(D_MODEL, D_MODEL)
+        self.out = nn.Linear(D_MODEL, D_MODEL)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hs = [torch.zeros_like(x[:, 0])]
+        for one in x.unbind(1):
+            hs.append(self._update(one, hs[-1]))
+        return self.out(torch.stack(hs[1:], 1)), self._choose_state(hs)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        h = self._update(x, state)
+        return self.out(h), h
+
+    def _update(self, x: Tensor, h: Tensor) -> Tensor:
+        share = self.forget(x).sigmoid()
+        return share * h + (1 - share) * self.enter(x)
+
+    def _choose_state(self, hs: list[Tensor]) -> Tensor:
+        return hs[-1]

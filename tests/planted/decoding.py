@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lab.layers.state import token_positions
-from tests.planted.attention import D_MODEL, HEADS, rotate
-from tests.planted.cached import GROUPS, CachedAttention, NormedSum, WindowedCache
+from tests.planted.attention import D_MODEL, HEADS, DocumentAttention, RightAttention, rotate
+from tests.planted.cached import GROUPS, CachedAttention, NormedSum, StateBeside, WindowedCache
 from tests.planted.entry import Row, plant
 from tests.planted.scanned import StateSpace
 from tests.planted.scans import CHUNK
@@ -222,6 +222,11 @@ DECODING = (
             prefill=_capacityprefill,
             step=_capacitystep,
         ),
+        Row(
+            "state returned before the last token",
+            StateBeside,
+            _choose_state=lambda self, hs: hs[-2],
+        ),
         Row("step goes on from its output", NormedSum, step=_carries_normed),
     ),
     *plant(
@@ -289,6 +294,52 @@ DECODING = (
             StateSpace,
             _keep_window=lambda self, read, n_kept: read[:, -3:],
         ),
+        Row(
+            "mask ignored where nothing decodes",
+            DocumentAttention,
+            _find_keys=lambda self, attention_mask: torch.ones_like(attention_mask).bool(),
+        ),
+        Row(
+            "mask of the first row for all",
+            DocumentAttention,
+            _find_keys=lambda self, attention_mask: (
+                attention_mask[:1].expand(attention_mask.shape).bool()
+            ),
+        ),
+        Row(
+            "keys of padding weighed after the softmax",
+            DocumentAttention,
+            _weigh_seen=lambda self, scores, seen: RightAttention._weigh(self, scores) * seen,
+            also=("documents do not mix",),
+        ),
         Row("only left padding is known", StateSpace, prefill=_padding_from_left),
+    ),
+    *plant(
+        "documents do not mix",
+        Row(
+            "documents ignored",
+            DocumentAttention,
+            _match=lambda self, seq_idx: torch.ones_like(seq_idx).bool()[:, None],
+        ),
+        Row(
+            "next document seen one token late",
+            DocumentAttention,
+            _match=lambda self, seq_idx: (
+                (
+                    (
+                        seq_idx[:, :, None] - F.pad(seq_idx, (0, 1), mode="replicate")[:, None, 1:]
+                    ).abs()
+                    < 1
+                )
+                | torch.eye(seq_idx.shape[1]).bool()
+            ),
+        ),
+        Row(
+            "positions go on in the next document",
+            DocumentAttention,
+            _split=lambda self, z: RightAttention._split(
+                self, z + torch.arange(z.shape[1]).to(z)[:, None].sin()
+            ),
+        ),
     ),
 )

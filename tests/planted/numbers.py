@@ -20,6 +20,7 @@ from tests.planted.entry import Row, plant
 from tests.planted.routing import SIDE, ProductKeys, RightExperts, Table
 from tests.planted.scanned import StateSpace
 from tests.planted.scans import (
+    Average,
     Convolution,
     Forgetting,
     LinearAttention,
@@ -86,6 +87,12 @@ def _angles_of_input(self, z):
     z1, z2 = z.chunk(2, dim=-1)
     cos, sin = (angles.cos(), angles.sin())
     return torch.cat([z1 * cos - z2 * sin, z2 * cos + z1 * sin], dim=-1)
+
+
+def _clipped(self, i, h):
+    if h.requires_grad:
+        h.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    return h
 
 
 def _rates_of_input(self, z):
@@ -239,6 +246,12 @@ NUMBERS = (
         Row(
             "backward loses the borders of chunks", CustomBackward, function=functions._FirstOfChunk
         ),
+        Row(
+            "state detached every 32 tokens",
+            Average,
+            _pass_on=lambda self, i, h: h.detach() if i % 32 == 31 else h,
+        ),
+        Row("hook that clips small gradients", Average, _pass_on=_clipped),
         Row("backward a thousandth too large", CustomBackward, function=functions._FromOutput),
     ),
     *plant(

@@ -188,29 +188,6 @@ class RunningMaximum(nn.Module):
         return self.enter(x).tanh().cummax(1).values
 
 
-class SlowAverage(nn.Module):
-    """h ← .999 h + u, token by token, whose every step rounds; .999 is another number in fp32."""
-
-    rate = 0.999
-
-    def __init__(self):
-        super().__init__()
-        self.enter = nn.Linear(D_MODEL, D_MODEL)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, hs = torch.zeros_like(x[:, 0]), []
-        for u in self.enter(x).unbind(1):
-            h = self.rate * h + u
-            hs.append(h)
-        return torch.stack(hs, 1)
-
-
-class Average(SlowAverage):
-    """The same, with .98."""
-
-    rate = 0.98
-
-
 class LearnedPrefix(RightAttention):
     """Four learned tokens are put in front, and their outputs cut off."""
 
@@ -473,6 +450,9 @@ RIGHT: tuple[Right, ...] = (
     Right("sliding window", attention.WindowAttention),
     Right("learned positions", attention.LearnedPositions, "at most 256 tokens"),
     Right("silent zeros", attention.SilentZeros, "vectors of zeros"),
+    Right("attention with documents", attention.DocumentAttention, "seq_idx, attention_mask"),
+    Right("time before batch", scans.TimeFirst, "reads [t b d], and does not say so"),
+    Right("state beside a step", cached.StateBeside, "returns a pair, decodes"),
     Right("tokens", models.TokenModel, "tokens below 40"),
     Right("shown attention", attention.ShownAttention),
     Right("cached attention", cached.CachedAttention, "grouped, rotary, decodes"),
@@ -507,8 +487,8 @@ RIGHT: tuple[Right, ...] = (
     Right("steep attention", Steep, "scores times 50"),
     Right("running mean", RunningMean, "no parameter"),
     Right("running maximum", RunningMaximum),
-    Right("average", Average, "a constant that fp32 rounds"),
-    Right("slow average", SlowAverage, "a constant that fp32 rounds, and bf16 loses"),
+    Right("average", scans.Average, "a constant that fp32 rounds"),
+    Right("slow average", scans.SlowAverage, "a constant that fp32 rounds, and bf16 loses"),
     Right("learned prefix", LearnedPrefix),
     Right("block", _RightBlock),
     Right("dropout", _Dropout, "random in training"),

@@ -151,3 +151,36 @@ class Forgetting(nn.Module):
         lower = compute_lags(rate.shape[1]) >= 0
         sums = (-rate[:, :, None] * (compute_lags(rate.shape[1]) > 0)).cumsum(1)
         return (sums.exp() * lower) @ z
+
+
+class SlowAverage(nn.Module):
+    """h ← .999 h + u, token by token, whose every step rounds; .999 is another number in fp32."""
+
+    rate = 0.999
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(D_MODEL, D_MODEL)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, hs = torch.zeros_like(x[:, 0]), []
+        for i, u in enumerate(self.enter(x).unbind(1)):
+            h = self._pass_on(i, self.rate * h + u)
+            hs.append(h)
+        return torch.stack(hs, 1)
+
+    def _pass_on(self, i: int, h: Tensor) -> Tensor:
+        return h
+
+
+class Average(SlowAverage):
+    """The same, with .98."""
+
+    rate = 0.98
+
+
+class TimeFirst(Average):
+    """The same from [t b d] to [t b d]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)

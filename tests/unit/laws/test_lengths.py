@@ -35,7 +35,7 @@ def test_a_backward_pass_that_works_in_chunks_is_judged_past_them():
     ("module", "outcome", "lengths"),
     [
         ("straight-through", "not decided", ""),
-        ("convolution", "holds", "lengths 2;"),  # torch's own derivatives need no long inputs
+        ("convolution", "holds", "lengths 2, 65, 130;"),
     ],
 )
 def test_longer_derivatives_of_right_modules_are_no_fault(module, outcome, lengths):
@@ -45,22 +45,11 @@ def test_longer_derivatives_of_right_modules_are_no_fault(module, outcome, lengt
 
 
 def test_what_only_longer_inputs_bend_too_much_is_no_fault():
-    class Doubling(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-            return grads[0] * 2
-
-    class Jumping(nn.Module):
+    class Bending(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = Doubling.apply(x)
-            assert isinstance(y, torch.Tensor)
-            return y + (y.detach() if x.shape[1] > 64 else 0)
+            return (x * (1e8 if x.shape[1] > 64 else 1)).sin()
 
-    found = Certification(Jumping(), CertifySettings(16, (2,), longer=(33, 65))).judge(DERIVATIVE)
+    found = Certification(Bending(), CertifySettings(16, (2,), longer=(33, 65))).judge(DERIVATIVE)
     assert (found.verdict, "lengths 2, 33;" in found.evidence) == ("holds", True)
 
 
