@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, permutations
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from jaxtyping import Int64
 
@@ -13,19 +13,26 @@ from tasks.bounds import MAX_SEQ_LEN, check_choice, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import predict_by_position
 
-Group = Literal["Z2", "Z60", "S5", "A5"]
-RESIDUES = {"Z2": 2, "Z60": 60}
-POINTS = 5
-"""The number of points that S5 and A5 permute."""
+POINTS = {"S3": 3, "S4": 4, "S5": 5, "A5": 5}
+"""How many points the groups of permutations permute."""
+MOST_RESIDUES = 1024
+"""Largest n of the residues Zn, whose products are a table of n²."""
+
+
+def count_residues(group: str) -> int | None:
+    """Return the n of the residues Zn; None for another group, or a name of none."""
+    number = group.removeprefix("Z")
+    return int(number) if group != number and number.isascii() and number.isdecimal() else None
 
 
 @lru_cache
 def list_elements(group: str) -> tuple[tuple[int, ...], ...]:
-    """List the elements of a group in order: (residue,), or (p(0), …, p(4))."""
-    if group in RESIDUES:
-        return tuple((residue,) for residue in range(RESIDUES[group]))
-    every = permutations(range(POINTS))
-    return tuple(p for p in every if group == "S5" or _is_even(p))
+    """List the elements of a group in order: (residue,), or (p(0), p(1), …)."""
+    residues = count_residues(group)
+    if residues is not None:
+        return tuple((residue,) for residue in range(residues))
+    every = permutations(range(POINTS[group]))
+    return tuple(p for p in every if group != "A5" or _is_even(p))
 
 
 @lru_cache
@@ -33,13 +40,14 @@ def tabulate_products(group: str, device: "torch.device") -> Int64[Tensor, " pro
     """Tabulate the products of a group: entry a·|G| + b is the number of a·b."""
     element = torch.tensor(list_elements(group))
     order = len(element)
-    if group in RESIDUES:
+    if count_residues(group) is not None:
         product = (element + element.T) % order
     else:
         left = element[:, None].expand(-1, order, -1)
         right = element[None].expand(order, -1, -1)
-        # As numbers in base 5 permutations come in lexicographic order.
-        digits = POINTS ** torch.arange(POINTS - 1, -1, -1)
+        # As numbers in base n permutations of n points come in lexicographic order.
+        n = POINTS[group]
+        digits = n ** torch.arange(n - 1, -1, -1)
         code, wanted = (element * digits).sum(1), (right.gather(2, left) * digits).sum(2)
         product = torch.searchsorted(code, wanted)
     return product.flatten().to(device)
@@ -74,7 +82,7 @@ class WordProblem(Task):
 
     There are |G|ᵀ different rows: short words over small groups recur across splits.
 
-    Scored: every position. Chance: 1/|G|, with |G| = 2, 60, 120 and 60 for Z2, Z60, S5 and A5.
+    Scored: every position. Chance: 1/|G|, with |G| = n, 6, 24, 120 and 60 for Zn, S3, S4, S5, A5.
 
     Links, int64 [b t]: query_pos.
 
@@ -84,8 +92,8 @@ class WordProblem(Task):
     Source: Merrill, Petty and Sabharwal 2024 (The Illusion of State in State-Space Models), with
     Z60, A4 × Z5 and A5; Liu et al. 2023 (Transformers Learn Shortcuts to Automata). The word
     problem of a group that is not solvable, as A5 and S5, is complete for NC¹ (Barrington 1989): a
-    model of constant depth in TC⁰ fails on long words, unless the classes are one. Those of Z2 and
-    Z60 are in TC⁰.
+    model of constant depth in TC⁰ fails on long words, unless the classes are one. Those of Zn,
+    S3 and S4 are in TC⁰.
     """
 
     name: ClassVar[str] = "word_problem"
@@ -102,13 +110,17 @@ class WordProblem(Task):
     }
     evaluations: ClassVar[dict[str, tuple[int, ...]]] = {"seq_len": (16, 32, 64, 128, 256)}
 
-    group: Group = option("A5", "Z2 (parity), Z60, S5, or A5")
+    group: str = option("A5", "Zn for residues modulo n (Z2: parity), S3, S4, S5, or A5")
     seq_len: int = option(128, "elements per row")
     vocab_size: int = field(init=False, default=60)
 
     def validate(self) -> None:
         """Validate the options, and set vocab_size to the order of the group."""
-        check_choice("group", self.group, get_args(Group))
+        residues = count_residues(self.group)
+        if residues is None:
+            check_choice("group", self.group, ("Z2", "Z60", *POINTS))
+        elif not 2 <= residues <= MOST_RESIDUES:
+            raise ValueError(f"group={self.group}: n of Zn must be in 2 … {MOST_RESIDUES}")
         check_range("seq_len", self.seq_len, 2, MAX_SEQ_LEN)
         object.__setattr__(self, "vocab_size", len(list_elements(self.group)))
 
@@ -130,14 +142,14 @@ class WordProblem(Task):
         return Batch(inputs, targets, roles, Links(lambda: {"query_pos": position}))
 
     def oracle(self, batch: Batch) -> Tensor:
-        """Return the running products: residues added up, or five things moved about."""
+        """Return the running products: residues added up, or things moved about."""
         elements = list_elements(self.group)
         number = {element: i for i, element in enumerate(elements)}
         answers = []
         for row in batch.inputs.tolist():
             product, answer = elements[0], []
             for token in row:
-                if self.group in RESIDUES:
+                if count_residues(self.group) is not None:
                     product = ((product[0] + token) % len(elements),)
                 else:
                     product = tuple(elements[token][point] for point in product)
@@ -171,5 +183,5 @@ class WordProblem(Task):
         return table[before * self.vocab_size + batch.inputs]
 
     def format_token(self, token: int) -> str:
-        """Return how an element is shown: a residue, or what a permutation makes of 01234."""
+        """Return how an element is shown: a residue, or what a permutation makes of 0123 …"""
         return "".join(str(image) for image in list_elements(self.group)[token])

@@ -51,7 +51,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "word_problem": [
         {"group": "S5", "seq_len": 2},
-        {"group": "Z60", "seq_len": 33},
+        {"group": "Z7", "seq_len": 33},
+        {"group": "S3", "seq_len": 4},
         {"group": ("Z2", "A5"), "seq_len": (5, 12)},
     ],
     "memorize": [

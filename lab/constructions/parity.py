@@ -21,6 +21,7 @@ from lab.layers.mlp import MLP
 from lab.layers.routed import SharedExpertMoE
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
+from tasks.word_problem import count_residues
 
 COUNT = 5
 """Channel of the count, after the constant, the kind, the two tokens' channels and the answer."""
@@ -69,8 +70,10 @@ def solve(model: LanguageModel, groups: set[str], seq_len: int) -> None:
 
 def _explain_group(groups: set[str]) -> str:
     names = ", ".join(sorted(groups))
-    if groups <= {"Z2", "Z60"}:
+    if all(count_residues(group) for group in groups):
         return f"group={names}: the MLP would have to bend a sum of residues"
+    if not groups & {"A5", "S5"}:
+        return f"group={names}: solvable, but products of permutations are not set by hand"
     return (
         f"group={names}: the word problem of A5 or S5 is complete for NC1 (Barrington "
         "1989), and a model of constant depth and log precision in TC0 cannot solve it at every "

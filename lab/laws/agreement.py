@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lab.abilities import MatrixMixer
 from lab.files import describe_error
 from lab.laws.causal import compare_beside_special, list_special, name_special
-from lab.laws.comparison import NOISY, ROUNDINGS, run_trials
+from lab.laws.comparison import NOISY, ROUNDINGS, run_in_half, run_trials
 from lab.laws.law import Law, Trial, Verdict
 from lab.laws.noise import count_calls, noise_floor, relative_error
 from lab.laws.probes import Probes, copy_module, draw
@@ -215,6 +215,9 @@ def judge_batches(module: nn.Module, probes: Probes) -> Verdict:
     # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
     found = run_trials(BATCHES.name, module, probes, trials, inside=inside)
+    if found.verdict != "holds":
+        return found
+    found = run_in_half(BATCHES.name, module, probes, _list_half_batches) or found
     if found.verdict != "holds" or probes.same_shape:
         return found
     rows = max(n for n in MANY_ROWS if n <= probes.most_rows)
@@ -238,6 +241,10 @@ def _list_batches(x: Tensor, same_shape: bool) -> Iterator[Trial]:
             yield Trial(compare_row_alone, {"row": row}, words, refusable=True)
         words = f"beside other rows, output {{position}} of row {row} moves"
         yield Trial(compare_among_others, {"row": row}, words)
+
+
+def _list_half_batches(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    return (trial for trial in _list_batches(x, True) if trial.given["row"] == 0)
 
 
 def _list_many_rows(most: int) -> Iterator[Trial]:

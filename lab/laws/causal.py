@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.laws.comparison import run_trials
+from lab.laws.comparison import run_in_half, run_trials
 from lab.laws.law import Law, Trial, Verdict, read_clock
 from lab.laws.probes import Probes, draw
 from lab.laws.tokens import Tokens, encode_token, encode_tokens
@@ -137,7 +137,10 @@ def judge(module: nn.Module, probes: Probes) -> Verdict:
     # Calls with inputs of the same shape round alike.
     inside = probes.dtype if probes.same_shape else None
     longer = None if probes.same_shape else _list_longer_trials
-    return run_trials(LAW.name, module, probes, trials, inside=inside, longer=longer)
+    found = run_trials(LAW.name, module, probes, trials, inside=inside, longer=longer)
+    if found.verdict != "holds":
+        return found
+    return run_in_half(LAW.name, module, probes, _list_half_trials) or found
 
 
 LAW = Law("causal", judge, conditions="all")
@@ -185,6 +188,13 @@ def _list_longer_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
     for s in (length // 2, length - 2):
         words = f"cutting the input after position {s} moves output {{position}} of row {{row}}"
         yield Trial(compare_cut, {"s": s}, words, refusable=True)
+
+
+def _list_half_trials(module: nn.Module, x: Tensor) -> Iterator[Trial]:
+    """Yield trials whose calls have inputs of the same shape, so that they round alike."""
+    for s in _spread(1, x.shape[1] - 1, 3):
+        words = f"changing position {s} moves output {{position}} of row {{row}}"
+        yield Trial(compare_changed_position, {"s": s, "scale": 8}, words)
 
 
 @torch.no_grad()

@@ -92,6 +92,8 @@ NOT_OFFERED = {name: vars(Mixer)[name] for name in Mixer.__annotations__} | {"ro
 def adapt(module: nn.Module) -> Mixer:
     """Let a module of any class answer what a `Mixer` is asked; its weights and names stay.
 
+    Of a tuple that it returns the first item is its output, and the rest, e.g. its state, is left.
+
     Of what it does not have, it offers nothing. It takes rows or positions if its methods have an
     argument `rows` or `at`. A class outside the lab must define a `forward` with `at` itself: one
     that inherits it from a layer of the lab may have changed something else that it relies on.
@@ -103,6 +105,8 @@ def adapt(module: nn.Module) -> Mixer:
     for name, nothing in NOT_OFFERED.items():
         if not (hasattr(cls, name) or hasattr(module, name)):
             setattr(module, name, nothing)
+    if _take_first not in module._forward_hooks.values():
+        module.register_forward_hook(_take_first)
     Mixer.register(cls)
     assert isinstance(module, Mixer)
     own = "forward" in vars(cls)
@@ -111,6 +115,12 @@ def adapt(module: nn.Module) -> Mixer:
         isinstance(module, MatrixMixer) and "rows" in inspect.signature(module.matrix).parameters
     )
     return module
+
+
+def _take_first(module: nn.Module, given: object, output: object) -> object:
+    """Return the first item of a tuple that starts with a tensor, e.g. of (y, state)."""
+    first = isinstance(output, tuple) and output and isinstance(output[0], Tensor)
+    return output[0] if first else output
 
 
 def take_positions(

@@ -126,4 +126,20 @@ def load_class(path: str) -> type[nn.Module]:
         raise ValueError(f"model={path}: {describe_error(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"model={path}: {name} must be a subclass of torch.nn.Module")
-    return cls
+    return RECURRENT.get(cls, cls)
+
+
+class _Recurrent(nn.Module):
+    """One of torch's recurrent layers as a mixer: as wide as its input, and read row by row."""
+
+    def __init__(
+        self, d_model: int, *, num_layers: int = 1, bias: bool = True, dropout: float = 0.0
+    ):
+        begin: Any = super().__init__  # of the layer that it is mixed with
+        begin(d_model, d_model, num_layers, bias=bias, dropout=dropout, batch_first=True)
+
+
+RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
+    kind: type(kind.__name__, (_Recurrent, kind), {}) for kind in (nn.RNN, nn.GRU, nn.LSTM)
+}
+"""torch's recurrent layers, which are given two widths, by the mixer that each is."""

@@ -57,6 +57,7 @@ def certify_layers(
         lengths=tuple(sorted({*short, min(seq_lens[0], FIRST_ROWS)})),
         longer=(min(seq_lens[-1], LONGEST), *seq_lens[1:]),
         d_model=model.embed.embedding_dim,
+        layout="btd",  # which a block gives them
         device=str(device),
     )
     layers: dict[str, dict[str, Any]] = {}

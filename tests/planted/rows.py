@@ -199,7 +199,12 @@ ROWS = (
             also=("precision",),
             _sum_keys=_seeded_features,
         ),
-        Row("input normalised in place", RightAttention, also=("stable",), forward=_normed_input),
+        Row(
+            "input normalised in place",
+            RightAttention,
+            also=("causal", "stable"),
+            forward=_normed_input,
+        ),
         Row(
             "another scale without gradients",
             RightAttention,

@@ -194,7 +194,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("selective_copy", {"n_tokens": 0}, "n_tokens=0: must be in 1 … 128"),
     ("selective_copy", {"seq_len": 31}, r"n_tokens=16: must be in 1 … 15 \(seq_len / 2\)"),
     ("selective_copy", {"vocab_size": 3}, "vocab_size=3: must be in 4 …"),
-    ("word_problem", {"group": "A4"}, "group='A4': must be one of Z2, Z60, S5, A5"),
+    ("word_problem", {"group": "A4"}, "group='A4': must be one of Z2, Z60, S3, S4, S5, A5"),
+    ("word_problem", {"group": "Z1"}, "group=Z1: n of Zn must be in 2 … 1024"),
     ("word_problem", {"seq_len": 1}, "seq_len=1: must be in 2 … 1048576"),
 ]
 
