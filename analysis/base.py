@@ -108,9 +108,7 @@ class Subject:
         """The task and the stack, with the class of the user's mixer if there is one."""
         if self.run is None:
             return self.task.name
-        config = self.run.model
-        mixer = f" ({config.model})" if config.model else ""
-        return f"{self.task.name} · {config.stack}{mixer}"
+        return f"{self.task.name} · {self.run.model.name}"
 
 
 def count_default_rows(task: Task) -> int:

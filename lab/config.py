@@ -80,7 +80,9 @@ class ModelConfig(_Config):
         "of `lab mixers`",
     )
     d_model: int = option(64, "width of the residual stream")
-    n_heads: int = option(1, "number of heads of every mixer")
+    n_heads: int | None = option(
+        1, "number of heads of every mixer", "1; beside --model, each mixer's own default"
+    )
     model: str | None = option(
         None, "MODULE:CLASS of your own mixer; the letter U of --stack stands for it"
     )
@@ -103,9 +105,10 @@ class ModelConfig(_Config):
     def __post_init__(self):
         _check_types(self)
         _require(self.d_model >= 1, "d_model", self.d_model, "≥ 1")
-        _require(self.n_heads >= 1, "n_heads", self.n_heads, "≥ 1")
+        heads = 1 if self.n_heads is None else self.n_heads
+        _require(heads >= 1, "n_heads", self.n_heads, "≥ 1")
         _require(
-            self.d_model % self.n_heads == 0,
+            self.d_model % heads == 0,
             "d_model",
             self.d_model,
             f"a multiple of n_heads={self.n_heads}",
@@ -113,6 +116,11 @@ class ModelConfig(_Config):
         for name in ("embedding_std", "logit_scale"):
             value = getattr(self, name)
             _require(0 < value < math.inf, name, value, "> 0 and finite")
+
+    @property
+    def name(self) -> str:
+        """The stack, with the class of the user's mixer if there is one."""
+        return self.stack if self.model is None else f"{self.stack} ({self.model})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,7 +235,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
     labels = [result.label for result in found if isinstance(result, Mechanism)]
     return RunColumn(
         name=name,
-        model=run.model.model or run.model.stack,
+        model=run.model.name,
         differs=_find_differences(run, first),
         stopped=find_ending(result),
         accuracy=result.get("accuracy"),

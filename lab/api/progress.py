@@ -21,6 +21,7 @@ from lab.api.results import format_duration
 from lab.console import open_console
 from lab.files import RunError
 from lab.lengthening import explain_start_length, list_stages
+from lab.models.architectures import describe_user_mixers
 from lab.sweeps.outcome import Status, find_status, open_run, read_last_step, read_lengths
 from lab.sweeps.pool import CellRun
 from lab.sweeps.sweep import Cell
@@ -78,9 +79,11 @@ class TrainingDisplay:
         run, write = self.run, self.console.print
         tokens = run.train.batch_size * run.task.seq_len
         write(
-            f"{run.task.name}: {run.model.model or run.model.stack}, {plan.parameters:,} "
-            f"parameters, {run.train.optimizer}, {tokens:,} tokens per step"
+            f"{run.task.name}: {run.model.name}, {plan.parameters:,} parameters, "
+            f"{run.train.optimizer}, {tokens:,} tokens per step"
         )
+        for line in describe_user_mixers(run.model):
+            write(line)
         write(f"on {plan.device} in {describe_choice(plan)}")
         write(f"run folder: {run.path}", soft_wrap=True)
         if plan.certified:

@@ -183,8 +183,8 @@ def read_settings(
     known = known or {}
     typed = parse_assignments(given.get("options", []))
     values = {**known, **given, "options": {**known.get("options", {}), **typed}}
-    if values.get("model") and "stack" not in values:
-        values["stack"] = "UM*2"
+    if values.get("model"):
+        values = {"stack": "UM*2", "n_heads": None, **values}
     task, train, values = configure(name, values)
     run = Run(Path("runs"), task, build_config(ModelConfig, values), train)
     path = out or Path("runs") / f"{name}-{run.digest}"

@@ -107,6 +107,9 @@ class ModelOptions:
     n_heads: int | None = option(None, "Number of heads of every mixer.")
     n_layers: int | None = option(None, "Number of blocks, for an architecture.")
     vocab_size: int | None = option(None, "Rows of the embedding table.")
+    model: str | None = option(
+        None, "MODULE:CLASS of your own mixer; the letter U of the stack stands for it."
+    )
     options: tuple[str, ...] = option(
         (), "An option of a layer, e.g. S.d_state=64.", flag="--option", metavar="NAME=VALUE"
     )
@@ -133,7 +136,7 @@ def model(options: ModelOptions, as_json: bool) -> None:
         if figure is not None:
             check_output("figure", figure, options.force)
         built, paper_size = build_on_meta(
-            name, options.size, chosen, parse_assignments(options.options)
+            name, options.size, chosen, parse_assignments(options.options), options.model
         )
     found = dissect(built)
     own = bool(options.options) or options.vocab_size is not None

@@ -6,14 +6,21 @@ from typing import Any, Required, TypedDict, Unpack
 import torch
 from torch import nn
 
+from lab.config import ModelConfig
 from lab.layers.cdmoe import CDMoE
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
 from lab.layers.routed import RoutedMoE, SharedExpertMoE
 from lab.models.block import Block
 from lab.models.language_model import LanguageModel
-from lab.models.mixers import MIXERS
-from lab.models.stack import MAX_BLOCKS, make_layer, parse_stack, split_options
+from lab.models.mixers import MIXERS, read_parameters
+from lab.models.stack import (
+    MAX_BLOCKS,
+    choose_arguments,
+    make_layer,
+    parse_stack,
+    split_options,
+)
 from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
 from tasks.bounds import check_kind
 from tasks.near_names import ask, find_near
@@ -39,7 +46,7 @@ def build(
     *,
     vocab_size: int,
     d_model: int,
-    n_heads: int = 1,
+    n_heads: int | None = None,
     options: Mapping[str, Any] | None = None,
     model: str | None = None,
     tied: bool = True,
@@ -64,7 +71,7 @@ def build(
             `ARCHITECTURES`.
         vocab_size: rows of the embedding table.
         d_model: width of the residual stream; n_heads must divide it.
-        n_heads: heads of every mixer that takes them.
+        n_heads: heads of every mixer that takes them; None: each one's default, 1 without one.
         options: constructor arguments by letter or by block and letter (see `lab.models.stack`).
         model: "module:Class" of the mixer behind the letter U.
         tied: whether the head is the embedding table.
@@ -78,8 +85,8 @@ def build(
     """
     check_kind("stack", stack, str)
     for name, size in (("vocab_size", vocab_size), ("d_model", d_model), ("n_heads", n_heads)):
-        check_kind(name, size, int)
-        if size < 1:
+        check_kind(name, size, int | None if name == "n_heads" else int)
+        if size is not None and size < 1:
             raise ValueError(f"{name}={size}: must be ≥ 1")
     for name, value in (("embedding_std", embedding_std), ("logit_scale", logit_scale)):
         check_kind(name, value, float)
@@ -136,6 +143,30 @@ def build(
         )
 
 
+def describe_user_mixers(config: ModelConfig) -> list[str]:
+    """Say how the user's mixer is constructed, once for each choice of arguments in the stack.
+
+    Raises:
+        ValueError: for a class that cannot be imported, or options that it does not have.
+    """
+    if config.model is None:
+        return []
+    cls = load_class(config.model)
+    pairs = parse_stack(config.stack, {**CLASSES, USER_MIXER: cls}, TRANSFORMS)
+    sizes = {"d_model": config.d_model, "n_heads": config.n_heads}
+    found: dict[str, list[int]] = {}
+    for i, (options, _) in enumerate(split_options(config.options, pairs)):
+        if pairs[i][0] == USER_MIXER:
+            own = {n: default for n, (_, default) in read_parameters(cls).items()}
+            chosen = own | choose_arguments(cls, USER_MIXER, sizes, options)
+            says = " ".join(f"{n}={value!r}" for n, value in chosen.items())
+            found.setdefault(says or "no options", []).append(i)
+    return [
+        f"{config.model} in block {', '.join(map(str, blocks))}: {says}"
+        for says, blocks in found.items()
+    ]
+
+
 def _make_layer(
     classes: Mapping[str, type[nn.Module] | None],
     letter: str,
@@ -157,7 +188,7 @@ class Sizes(TypedDict, total=False):
 
     vocab_size: Required[int]
     d_model: Required[int]
-    n_heads: int
+    n_heads: int | None
     options: Mapping[str, Any] | None
     tied: bool
     train_embedding: bool

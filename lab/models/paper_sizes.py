@@ -107,7 +107,11 @@ def build_at_paper_size(
 
 
 def build_on_meta(
-    name: str, size: str | None, given: Mapping[str, int], options: Mapping[str, Any]
+    name: str,
+    size: str | None,
+    given: Mapping[str, int],
+    options: Mapping[str, Any],
+    model: str | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """Build the model that a user describes on the meta device, and say which paper size it has.
 
@@ -116,6 +120,7 @@ def build_on_meta(
         size: of the paper; None where the user gives sizes, else the smaller one.
         given: d_model, n_heads, n_layers, vocab_size, those that the user chose.
         options: of layers.
+        model: "module:Class" of the mixer behind the letter U of a stack.
 
     Raises:
         ValueError: for a size out of bounds, or what cannot be built; a size beside sizes; a size
@@ -126,7 +131,7 @@ def build_on_meta(
             raise ValueError(f"{field}={value}: must be at most {MOST:,}")
     own = sorted(given.keys() & {"d_model", "n_heads", "n_layers"})
     with torch.device("meta"):
-        if name in ARCHITECTURES:
+        if name in ARCHITECTURES and model is None:
             if size is not None and own:
                 raise ValueError(f"{size=} sets {own[0]} too: give one of them")
             if not own:
@@ -143,6 +148,7 @@ def build_on_meta(
             name,
             vocab_size=given.get("vocab_size", VOCAB_SIZE),
             d_model=given.get("d_model", ModelConfig.d_model),
-            n_heads=given.get("n_heads", ModelConfig.n_heads),
+            n_heads=given.get("n_heads"),
             options=options,
+            model=model,
         ), None

@@ -8,6 +8,7 @@ and letter or word: `{"S.d_state": 64, "7.ifa.mask": "soft"}`.
 
 import re
 from collections.abc import Callable, Mapping
+from inspect import Parameter
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -91,27 +92,43 @@ def split_options(
 def make_layer(
     cls: type,
     letter: str,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int | None],
     options: Mapping[str, Any],
     construct: Callable[..., Any] | None = None,
 ) -> Any:
-    """Construct a layer from options by name; text is read as the parameter's annotated type.
+    """Construct a layer of width `sizes["d_model"]` with the arguments of `choose_arguments`.
 
-    Every class gets `sizes["d_model"]`; classes with a parameter n_heads get `sizes["n_heads"]`. A
-    parameter without annotation is read as its default's type. `construct`, if given, is called
-    instead of the class.
+    `construct`, if given, is called instead of the class.
+
+    Raises:
+        ValueError: for an unknown option (the known ones are listed) or a value of another type.
+    """
+    return (construct or cls)(sizes["d_model"], **choose_arguments(cls, letter, sizes, options))
+
+
+def choose_arguments(
+    cls: type, letter: str, sizes: Mapping[str, int | None], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments that a layer gets beside its width: the given options, and its heads.
+
+    Text is read as the parameter's annotated type, or without one as the type of its default. A
+    class with a parameter n_heads gets `sizes["n_heads"]`; if that is None it keeps its default,
+    and gets 1 without one.
 
     Raises:
         ValueError: for an unknown option (the known ones are listed) or a value of another type.
     """
     parameters = read_parameters(cls)
-    chosen: dict[str, Any] = {"n_heads": sizes["n_heads"]} if "n_heads" in parameters else {}
+    chosen: dict[str, Any] = {}
+    heads = sizes["n_heads"]
+    if "n_heads" in parameters and (heads or parameters["n_heads"][1] is Parameter.empty):
+        chosen["n_heads"] = heads or 1
     for name, value in options.items():
         if name not in parameters:
             known = suggest(name, parameters) if parameters else "Known: none"
             raise ValueError(f"unknown option {letter}.{name}. {known}")
         chosen[name] = read_as(parameters[name][0], value, f"{letter}.{name}")
-    return (construct or cls)(sizes["d_model"], **chosen)
+    return chosen
 
 
 def read_as(annotation: Any, value: Any, name: str) -> Any:

@@ -20,6 +20,7 @@ from tasks.near_names import list_choices, suggest
 COLUMNS = {
     "path": pl.String,
     "task": pl.String,
+    "stack": pl.String,
     "model": pl.String,
     "options": pl.String,
     "seq_len": pl.Int64,
@@ -32,7 +33,8 @@ COLUMNS = {
     "date": pl.String,
     "stopped": pl.String,
 }
-"""`options` are those that differ from the defaults. `date` is the local time of the last step."""
+"""`model` is the class of the user's own mixer. `options` are those that differ from the defaults.
+`date` is the local time of the last step."""
 
 
 NO_RESULT = ("unfinished", "unreadable")
@@ -141,6 +143,8 @@ def list_changes(run: Run) -> dict[str, Any]:
         )
     # fp32 is what "auto" chooses unless bf16 is faster.
     defaults["precision"] = "fp32"
+    if model.model is not None:
+        defaults["n_heads"] = None
     values = {**task.options, **model.to_dict(), **train.to_dict()}
     layers = values.pop("options")
     changed = {
@@ -180,7 +184,8 @@ def _describe_run(run: Run) -> dict[str, Any]:
     return {
         "path": escape_controls(str(run.path)),
         "task": run.task.name,
-        "model": run.model.model or run.model.stack,
+        "stack": run.model.stack,
+        "model": run.model.model,
         "options": " ".join(f"{name}={format_value(value)}" for name, value in changes),
         "seq_len": run.task.seq_len,
         "d_model": run.model.d_model,

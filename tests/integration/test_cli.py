@@ -174,6 +174,11 @@ def test_a_users_own_mixer_trains_without_editing_the_project(tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["model"] == "tests.unit.models.test_stack:Shift"
     assert Run.open(tmp_path / "run").model.stack == "UM*2"
+    assert "tests.unit.models.test_stack:Shift in block 0, 1: gain=2.0 sign=False" in result.stderr
+    (row,) = map(json.loads, lab(f"runs {tmp_path} --json").stdout.splitlines())
+    assert (row["stack"], row["model"]) == ("UM*2", "tests.unit.models.test_stack:Shift")
+    shown = " ".join(lab(f"runs {tmp_path}").stdout.split())
+    assert "UM*2 (tests.unit.models.test_stack:Shift)" in shown
 
 
 @pytest.mark.parametrize(

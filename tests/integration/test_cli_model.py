@@ -25,6 +25,13 @@ def test_an_architecture_is_shown_at_the_papers_size(name):
     assert "the paper's 320M" in result.output
 
 
+def test_a_mixer_of_ones_own_is_shown():
+    own = ("--model", "tests.unit.models.test_stack:Shift", "--d-model", "16", "--json")
+    found = json.loads(lab("model", "UM AM", *own).stdout)
+    assert found["unit"][0]["pair"]["mixer"]["name"] == "Shift"
+    assert found["unit"][0]["pair"]["mixer"]["parameters"] == 16 * 16 + 16  # and its norm
+
+
 def test_the_larger_size_as_json_with_a_figure(tmp_path):
     drawing = tmp_path / "cheems.html"
     result = lab("model", "cheems", "--size", "1.3B", "--json", "--figure", str(drawing))

@@ -68,7 +68,8 @@ def build_runs_list(runs: "pl.DataFrame") -> Group:
         line = LINE.format(*scores, _cell(run["steps"], ","), time, run["date"][:16], run["path"])
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
         ending = name_ending(run["stopped"])
-        trained = f"{ending}: {run['task']}, {run['model']}, {run['options']}"
+        own = f" ({run['model']})" if run["model"] else ""
+        trained = f"{ending}: {run['task']}, {run['stack']}{own}, {run['options']}"
         parts.append(Padding(Text(trained, "dim"), (0, 0, 0, 4)))
     return Group(*parts)
 

@@ -1,13 +1,18 @@
 """Stack notation, per-layer options, and what `build` makes of them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from lab.api.settings import describe_run
 from lab.layers.attention import Attention
 from lab.layers.ssd import SSD
 from lab.models import CLASSES, TRANSFORMS, Block, build
+from lab.models.architectures import describe_user_mixers
 from lab.models.stack import LETTERS, parse_stack, read_as, split_options
+from lab.training.catalog import list_changes
 
 
 class Shift(nn.Module):
@@ -20,6 +25,24 @@ class Shift(nn.Module):
 
     def forward(self, x):
         return self.gain * self.map(torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1))
+
+
+class TwoHeads(nn.Module):
+    """A user's mixer with a number of heads of its own."""
+
+    def __init__(self, d_model: int, n_heads: int = 2):
+        super().__init__()
+        self.n_heads = n_heads
+
+    def forward(self, x):
+        return x
+
+
+class AnyHeads(TwoHeads):
+    """A user's mixer that must be given a number of heads."""
+
+    def __init__(self, d_model: int, n_heads: int):
+        super().__init__(d_model, n_heads)
 
 
 def blocks(stack):
@@ -168,6 +191,26 @@ def test_a_users_mixer_is_the_letter_u():
     assert type(block.mixer).__name__ == "Shift"
     assert getattr(block.mixer, "gain", None) == -2.0
     assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 32)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "given", "heads"),
+    [
+        ("TwoHeads", {}, (2, 1)),
+        ("TwoHeads", {"n_heads": 1}, (1, 1)),
+        ("TwoHeads", {"n_heads": 4}, (4, 4)),
+        ("TwoHeads", {"n_heads": 4, "options": ["U.n_heads=8"]}, (8, 4)),
+        ("AnyHeads", {}, (1, 1)),
+    ],
+)
+def test_a_users_mixer_keeps_its_heads_unless_asked(mixer, given, heads, tmp_path):
+    path = f"tests.unit.models.test_stack:{mixer}"
+    given = {**given, "model": path, "stack": "UN AN"}
+    run, _ = describe_run("mqar", given | {"seq_len": 16, "vocab_size": 32}, tmp_path)
+    found: Any = [block.mixer for block in run.build().list_blocks()]
+    assert tuple(mixer.n_heads for mixer in found) == heads
+    assert describe_user_mixers(run.model) == [f"{path} in block 0: n_heads={heads[0]}"]
+    assert list_changes(run).get("n_heads") == given.get("n_heads")
 
 
 @pytest.mark.parametrize(
