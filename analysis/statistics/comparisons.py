@@ -194,7 +194,7 @@ def bin_accuracy(
 
 
 def describe_contrast(found: Bins, one: str, many: str) -> str:
-    """Say where accuracy is best and worst, or that no bin stands out.
+    """Say between which bins accuracy surely differs most, or that no bin stands out.
 
     Args:
         one: name of a bin of one number, such as "distance".
@@ -208,20 +208,22 @@ def describe_contrast(found: Bins, one: str, many: str) -> str:
 
 
 def describe_extremes(found: Bins, names: Sequence[str]) -> str:
-    """Say where accuracy is best and worst; an empty text if chance could explain the contrast.
+    """Say between which two bins accuracy surely differs most; "" if chance could explain them all.
 
-    The best and the worst were chosen among all pairs of bins, so the difference must exceed its
-    interval at 5 % divided by the number of pairs (Bonferroni's bound).
+    The two are chosen among all pairs of bins, so their difference must exceed its interval at 5 %
+    divided by the number of pairs (Bonferroni's bound). Few answers may have made another bin's
+    accuracy higher or lower still.
     """
-    best, worst = int(found.accuracy.argmax()), int(found.accuracy.argmin())
     pairs = math.comb(len(found.accuracy), 2)
-    if best == worst or not pairs:
+    if not pairs:
         return ""
     widening = NormalDist().inv_cdf(1 - 0.025 / pairs) / Z95
-    below = found.accuracy[best] - found.interval[best, 0]
-    above = found.interval[worst, 1] - found.accuracy[worst]
-    if not found.accuracy[best] - found.accuracy[worst] > widening * math.hypot(below, above):
+    below, above = np.abs(found.interval - found.accuracy[:, None]).T
+    gap = found.accuracy[:, None] - found.accuracy
+    sure = np.where(gap > widening * np.hypot(below[:, None], above), gap, 0.0)
+    if not sure.any():
         return ""
+    best, worst = map(int, np.unravel_index(sure.argmax(), sure.shape))
     most, least = float(found.accuracy[best]), float(found.accuracy[worst])
     decimals = count_interval_decimals(least, most)
     ends = [

@@ -78,3 +78,13 @@ def test_a_contrast_among_many_bins_is_seldom_due_to_chance(low: float, least: f
             "no bin stands out"
         )
     assert least <= shown / 200 <= most
+
+
+def test_a_bin_of_few_answers_hides_no_contrast():
+    ends, counts = np.arange(4), np.array([500, 100, 2, 1])
+    share = np.array([0.996, 0.626, 1.0, 0.0])
+    intervals = [wilson(float(one), int(n)) for one, n in zip(share, counts, strict=True)]
+    found = Bins(ends, ends, share, np.array(intervals), counts)
+    assert describe_contrast(found, "distance", "distances") == (
+        "99.6 % at distance 0 against 62.6 % at distance 1"
+    )
