@@ -411,10 +411,25 @@ class SweepResults:
     errors: dict[str, tuple[str, ...]]
 
     def summarize(self) -> str:
-        """Say how many runs ended how."""
+        """Say which setting is best, and how many runs ended how."""
         total = sum(self.counts.values())
         parts = ", ".join(f"{count} {name_ending(status)}" for status, count in self.counts.items())
-        return f"{total} {'run' if total == 1 else 'runs'}: {parts}."
+        return f"{self._name_best()}{total} {'run' if total == 1 else 'runs'}: {parts}."
+
+    def _name_best(self) -> str:
+        """Say which setting has the highest mean on the longest rows, and which it surely beats."""
+        known = [s for s in self.settings if s.seeds]
+        longest = max((s.factors.get(LENGTH) or 0 for s in known), default=0)
+        rivals = [s for s in known if (s.factors.get(LENGTH) or 0) == longest]
+        means = [s.mean for s in rivals]
+        if len(rivals) < 2 or min(means) == max(means):
+            return ""
+        best = max(rivals, key=lambda s: s.mean)
+        below = sum(s.interval[1] < best.interval[0] for s in rivals)
+        return (
+            f"The highest mean accuracy is {percent(best.mean)} ({best.name()}); its interval lies "
+            f"above those of {below} of {len(rivals) - 1} other settings. "
+        )
 
 
 def collect_results(table: pl.DataFrame, factors: Sequence[str]) -> SweepResults:

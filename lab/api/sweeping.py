@@ -280,7 +280,7 @@ def run_sweep(
         table = job.run(display, earlier)
     found = collect_results(table, sweep.factors)
     if set(found.counts) - {"not run"}:
-        write_page(found, sweep.name, sweep.question, out / PAGE)
+        write_page(found, out.resolve().name, sweep.question, out / PAGE)
     if figures is not None:
         with explain_write_errors(figures):
             figures.mkdir(parents=True, exist_ok=True)
@@ -351,7 +351,7 @@ class TrainedSweep:
         return "\n".join([self.results.summarize(), *lines])
 
     def _repr_html_(self) -> str:
-        return Page(render(self.results, self.sweep.name), repr(self))._repr_html_()
+        return Page(render(self.results, self.out.resolve().name), repr(self))._repr_html_()
 
 
 def sweep(

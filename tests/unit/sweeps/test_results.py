@@ -134,6 +134,35 @@ def test_a_failed_run_is_tried_again_and_one_that_diverged_is_a_result(status, c
     assert ("tries the runs that failed again" in said) == bool(code)
 
 
+@pytest.mark.parametrize(
+    ("means", "says"),
+    [
+        (
+            {("a", 64): 0.9, ("b", 64): 0.5, ("c", 64): 0.88, ("c", 16): 0.99},
+            "The highest mean accuracy is 90.0 % (a, seq_len=64); its interval lies above those of "
+            "1 of 2 other settings. 8 runs: 8 solved.",
+        ),
+        (
+            {("a", 64): 0.9, ("b", 64): 0.88},
+            "The highest mean accuracy is 90.0 % (a); its interval lies above those of 0 of 1 "
+            "other settings. 4 runs: 4 solved.",
+        ),
+        ({("a", 64): 0.5, ("b", 64): 0.5}, "4 runs: 4 solved."),
+        ({("a", 64): 0.5}, "2 runs: 2 solved."),
+    ],
+)
+def test_the_summary_names_the_best_and_what_it_surely_beats(means, says):
+    rows = [
+        {"stack": name, "seq_len": length, "seed": seed, "accuracy": mean + (seed - 0.5) / 500}
+        for (name, length), mean in means.items()
+        for seed in (0, 1)
+    ]
+    known: dict = {"status": "solved", "solved": True, "steps": 9, "seconds": 1.0, "low": None}
+    table = pl.DataFrame([{**known, **row, "high": None, "validation": 0.5} for row in rows])
+    table = table.with_columns(parameters=9, error=pl.lit(None, pl.String))
+    assert collect_results(table, ["stack", "seq_len", "seed"]).summarize() == says
+
+
 def list_numbers(finding) -> list[str]:
     return [" | ".join(row) for row in finding.numbers().rows]
 
@@ -186,6 +215,6 @@ def test_every_figure_that_applies_is_drawn_and_others_say_why_not():
     assert found.missing["capacity"] == "the runs that have ended have one number of pairs"
     drawn = {name.rpartition("-")[0] for name in draw_findings(found.findings, "planted")}
     assert drawn == set(found.findings)
-    assert found.summarize() == "108 runs: 36 solved, 72 not solved: step limit reached."
+    assert found.summarize().endswith("108 runs: 36 solved, 72 not solved: step limit reached.")
     empty = collect_results(plant().clear(), FACTORS)
     assert not empty.findings
