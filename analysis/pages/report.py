@@ -30,7 +30,6 @@ KEY = (
     "value_usage",
     "expert_knockout",
     "expert_roles",
-    "dynamics",
     "samples",
 )
 """Analyses whose first findings count most, in the order of the list."""

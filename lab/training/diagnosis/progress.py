@@ -37,13 +37,28 @@ SURE_FALL, LEAST_FALL = 3.0, 5e-4
 def look_whether_under_way(failed: FailedRun, found: Answers) -> Look:
     """Look whether accuracy rises, and is above that of rules that need no recall.
 
+    A stage too short to show a rise is under way if it is above those rules after shorter rows were
+    learned.
+
     A line in the logarithm of the stage's rows is fitted to the logit of the accuracy, over the
     later half of the stage or the last `FEWEST` evaluations. Whether it rises is decided by a
     bootstrap over evaluations. How many rows are left is extrapolated from the last ones.
     """
     seen = failed.evaluations
     if len(seen) < FEWEST:
-        return Look(False, f"the stage has {len(seen)} evaluations, too few to see a rise")
+        few = f"the stage has {len(seen)} evaluations, too few to see a rise"
+        train, steps = failed.run.train, len(failed.rows)
+        grown = failed.state.stage > 0 and train.unlearned == "stop"
+        if not (grown and found.interval[0] > found.plateau):
+            return Look(False, few)
+        limit = f" --max-steps {2 * train.max_steps}" * (failed.stopped == "budget")
+        says = (
+            f"rows of this length came in the last {steps:,} step{'s' * (steps != 1)} alone, after "
+            f"shorter ones were learned, and accuracy is {found.accuracy:.3f}, above the "
+            f"{found.plateau:.3f} that needs no recall: `{failed.run.resume_command}{limit}` "
+            "trains on"
+        )
+        return Look(True, says, {"steps": steps, "accuracy": found.accuracy})
     rows, accuracy = np.array(seen).T
     late = max(FEWEST, int((rows >= rows[-1] / 2).sum()))
     rows, accuracy = rows[-late:], accuracy[-late:]

@@ -246,6 +246,30 @@ def test_a_rise_below_what_needs_no_recall_is_not_under_way(tmp_path):
     assert not look_whether_under_way(ended, make_answers(0.22)).claims
 
 
+@pytest.mark.parametrize(
+    ("stage", "accuracy", "unlearned", "stopped", "said"),
+    [
+        (1, 0.8, "stop", "budget", "lab resume {} --max-steps 16` trains on"),
+        (1, 0.8, "stop", "interrupted", "lab resume {}` trains on"),
+        (1, 0.8, "lengthen", "budget", ""),
+        (1, 0.25, "stop", "budget", ""),
+        (0, 0.8, "stop", "budget", ""),
+    ],
+)
+def test_a_stage_that_has_just_begun_asks_for_more_steps(
+    tmp_path, stage, accuracy, unlearned, stopped, said
+):
+    run = make(tmp_path / "run", MQAR(seq_len=32, vocab_size=64), lengthen=True, start_len=16)
+    run = replace(run, train=replace(run.train, unlearned=unlearned))
+    ended = replace(plant(run, [accuracy] * 3, every=2), stopped=stopped)
+    ended.state.stage = stage
+    look = look_whether_under_way(ended, make_answers(accuracy))
+    assert look.claims == bool(said)
+    if said:
+        assert look.says.startswith("rows of this length came in the last 6 steps alone, after")
+        assert look.says.endswith(said.format(run.path))
+
+
 def test_a_plateau_has_not_begun(tmp_path):
     ended = plant(make(tmp_path / "run"), [0.25] * 12, loss=lambda step: 2.0 - 1e-4 * step)
     look = look_whether_begun(ended, make_answers(0.25))
