@@ -1,10 +1,11 @@
-"""What does each SSD layer keep, and for how long? Now and at step 0.
+"""What does each layer with a state keep, and for how long? Now and at step 0.
 
     half-life           ln 2 / mean(−a)
     effective context   the smallest window of latest tokens that holds 90 % of Σ_j |M̃_ij|
     content and decay   log|M_ij| = log|C_i·B_j| + log L_ij: which of them varies?
 
-M̃ is signed, without D, and never passes through a softmax.
+M̃ is signed, without D, and never passes through a softmax. The layers are SSD and the family of
+`lab.layers.recurrence`.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from analysis.figures.picture import Heatmap, Picture, choose_pool, draw_heatmap
 from analysis.plain import figure_only
 from analysis.state_space.recurrence import (
     HELD,
-    SSDRecurrence,
+    StateRecurrence,
     choose_rows,
     collect_recurrences,
     index_heads,
@@ -62,7 +63,7 @@ def measure(subject: Subject) -> list[Finding]:
     """Return memory, contexts, means by role, and the magnitudes of a few layers.
 
     Raises:
-        NotApplicableError: for a model without SSD.
+        NotApplicableError: for a model without a layer that holds a state.
     """
     batch = choose_rows(subject)
     initial = load_initial_model(subject)
@@ -86,7 +87,8 @@ class StateMemory(Finding):
         heads: its index in the block.
         half_life: ln 2 / mean(−a), tokens; ∞ without decay.
         context: effective context, tokens in [1, i + 1]: mean over positions and rows.
-        decay: share of var log L_ij in var log|M_ij| over j < i.
+        decay: share of var log L_ij in var log|M_ij| over j < i; NaN where M is no product of
+            decay and content.
         uniform_context: of a uniform causal matrix.
         initial: of the run's initial weights; None without a run, or if these are the subject's.
     """
@@ -99,9 +101,11 @@ class StateMemory(Finding):
     uniform_context: float
     initial: "StateMemory | None"
 
-    title = "Memory of the SSD heads"
+    title = "Memory of the heads with a state"
     reading = (
-        "Half-life is ln 2 / mean(−a); heads without decay have no dot. The effective context of "
+        "Half-life is ln 2 / mean(−a), over key channels too where each decays at its own rate; "
+        "heads without decay have no dot, and what delta rules replace is no decay. The effective "
+        "context of "
         f"a position is the smallest window of latest tokens that holds {100 * HELD:.0f} % of "
         "Σ_j |M̃_ij|, without D; the panel shows its mean over positions and rows. The last panel "
         "is the share of decay, var log L, in the variance of log|M| between positions; the rest "
@@ -151,8 +155,9 @@ class StateMemory(Finding):
         panels = [
             Pairs(lives, Axis(scale="log"), "half-life,\ntokens"),
             Pairs(contexts, Axis(scale="log"), "context,\ntokens", uniform),
-            Pairs(shares, Axis(unit="share", ends=ends), "var log|M|\nby decay"),
         ]
+        if not all(np.isnan(d.values).all() for d in shares):
+            panels.append(Pairs(shares, Axis(unit="share", ends=ends), "var log|M|\nby decay"))
         return draw_heads(self.layers, self.heads, panels)
 
     def _list_times(self) -> dict[str, "StateMemory"]:
@@ -176,7 +181,7 @@ class Contexts(Finding):
     context_at: Float[np.ndarray, "h i"]
     uniform_at: Float[np.ndarray, " i"]
 
-    title = "Effective context of the SSD heads by position"
+    title = "Effective context of the heads with a state by position"
     reading = (
         f"The smallest window of latest tokens that holds {100 * HELD:.0f} % of a row's "
         "magnitudes, mean over rows of the batch. A head whose line levels off has a window of its "
@@ -206,17 +211,17 @@ class Contexts(Finding):
         return curves([Curves(lines, y, height=260)], x)
 
 
-def measure_memory(found: Sequence[SSDRecurrence]) -> tuple[StateMemory, Contexts]:
+def measure_memory(found: Sequence[StateRecurrence]) -> tuple[StateMemory, Contexts]:
     """Measure how long heads remember, and their effective context by position."""
-    n_rows, seq_len = found[0].dt.shape[:2]
+    n_rows, seq_len = found[0].mixer.x.shape[:2]
     layers, heads = index_heads(found)
 
-    def average(measure: Callable[[SSDRecurrence, int], Tensor]) -> Float[np.ndarray, "h n"]:
+    def average(measure: Callable[[StateRecurrence, int], Tensor]) -> Float[np.ndarray, "h n"]:
         """Return the mean over rows of the batch that have a number."""
         by_row = [torch.cat([measure(layer, row) for layer in found]) for row in range(n_rows)]
         return torch.stack(by_row).double().nanmean(0).cpu().numpy()
 
-    context = average(SSDRecurrence.measure_contexts)
+    context = average(lambda layer, row: layer.measure_contexts(row))
     powers = np.round(2 ** (np.arange(2 * seq_len.bit_length()) / 2)).astype(int) - 1
     positions = np.unique([*powers[powers < seq_len], seq_len - 1])
     uniform = np.ceil(HELD * np.arange(1, seq_len + 1) - 1e-6)
@@ -225,7 +230,7 @@ def measure_memory(found: Sequence[SSDRecurrence]) -> tuple[StateMemory, Context
         heads=heads,
         half_life=torch.cat([layer.half_lives for layer in found]).cpu().numpy(),
         context=context.mean(-1),
-        decay=average(SSDRecurrence.measure_decay_share),
+        decay=average(lambda layer, row: layer.measure_decay_share(row)),
         uniform_context=float(uniform.mean()),
         initial=None,
     )
@@ -239,7 +244,7 @@ class RoleMeans(Finding):
     Attributes:
         layers, heads: as in `StateMemory`.
         role_names: the roles that occur on these rows.
-        means: by quantity, role and head; never NaN.
+        means: by quantity, role and head; NaN for the step of heads without one.
     """
 
     layers: Int[np.ndarray, " h"]
@@ -248,12 +253,13 @@ class RoleMeans(Finding):
     quantities: tuple[str, ...]
     means: Float[np.ndarray, "q r h"]
 
-    title = "What the SSD heads do at each kind of token"
+    title = "What the heads with a state do at each kind of token"
     reading = (
-        "Means over the tokens of each role, on logarithmic axes: dt, the step; 1 − e^a, the share "
-        "of the state that is forgotten at that token; ‖dt·B⊗x‖, what is written to the state; "
-        "‖h C‖, what is read from it, before D and gate. Of more than 24 heads, those of a layer "
-        "share a line. The table has the head whose writing depends most on the role."
+        "Means over the tokens of each role, on logarithmic axes: dt, the step of SSD; 1 − e^a, "
+        "the share of the state that decays at that token; ‖dt·B⊗x‖ or ‖k v‖, what is written to "
+        "the state; ‖h C‖ or ‖S q‖, what is read from it, before D, norm and gate. Of more than 24 "
+        "heads, those of a layer share a line. The table has the head whose writing depends most "
+        "on the role."
     )
 
     @property
@@ -277,7 +283,7 @@ class RoleMeans(Finding):
         head = int(self.ratio.argmax())
         name = name_head(self.layers[head], self.heads[head])
         rows = (
-            (role, *(f"{mean:.3g}" for mean in means))
+            (role, *("–" if np.isnan(mean) else f"{mean:.3g}" for mean in means))
             for role, means in zip(self.role_names, self.means[:, :, head].T, strict=True)
         )
         return Table((name, "step dt", "kept e^a", "written", "read"), tuple(rows))
@@ -292,6 +298,8 @@ class RoleMeans(Finding):
             "written\n‖dt·B⊗x‖": write,
             "read\n‖h C‖": read,
         }
+        if np.isnan(dt).all():
+            shown = {"forgotten\n1 − e^a": 1 - kept, "written\n‖k v‖": write, "read\n‖S q‖": read}
         panels = []
         for title, means in shown.items():
             positive = np.where(means > 0, means, np.nan)
@@ -301,14 +309,15 @@ class RoleMeans(Finding):
 
 
 def measure_roles(
-    found: Sequence[SSDRecurrence], batch: Batch, role_names: tuple[str, ...]
+    found: Sequence[StateRecurrence], batch: Batch, role_names: tuple[str, ...]
 ) -> RoleMeans:
     """Average step, decay, write and read over the tokens of each role."""
     present = [role for role in range(len(role_names)) if (batch.roles == role).any()]
     means = []
     for layer in found:
-        dt, kept = layer.dt, layer.log_decay.exp()
-        every = torch.stack([dt, kept, layer.writes, layer.reads.norm(dim=-1)])
+        kept = layer.kept
+        step = torch.full_like(kept, torch.nan) if layer.step is None else layer.step
+        every = torch.stack([step, kept, layer.writes, layer.reads.norm(dim=-1)])
         means.append(torch.stack([every[:, batch.roles == role].mean(1) for role in present], 1))
     joined = torch.cat(means, -1).double().cpu().numpy()
     names = tuple(role_names[role] for role in present)
@@ -367,9 +376,9 @@ class Magnitudes(Finding):
         )
 
 
-def measure_magnitudes(layer: SSDRecurrence, subject: Subject) -> Magnitudes:
+def measure_magnitudes(layer: StateRecurrence, subject: Subject) -> Magnitudes:
     """Measure log₁₀|M̃| of a layer on the subject's first row."""
-    seq_len = layer.dt.shape[1]
+    seq_len = layer.mixer.x.shape[1]
     pool = choose_pool(layer.n_heads, seq_len)
     place, parts = np.arange(seq_len), []
     for rows, block in layer.blocks(0, pool):
@@ -384,8 +393,9 @@ def measure_magnitudes(layer: SSDRecurrence, subject: Subject) -> Magnitudes:
     floor = min(max(largest - DECADES, smallest), largest - 1)
     logs = np.log10(np.maximum(size, np.float32(10**floor)))
     pooled = f", max over {pool} × {pool}" if pool > 1 else ""
+    name = f"Layer {layer.mixer.layer} · {layer.mixer.kind}"
     return Magnitudes(
-        title=f"Layer {layer.mixer.layer} · SSD · log₁₀|M̃|, without D, first test row{pooled}",
+        title=f"{name} · log₁₀|M̃|, without D, first test row{pooled}",
         layer=layer.mixer.layer,
         largest=largest,
         floor=floor,

@@ -1,9 +1,10 @@
-"""In how many directions does an SSD layer's state carry the past? Rank across a cut of the row.
+"""In how many directions does a layer's state carry the past? Rank across a cut of the row.
 
     M̃[i ≥ m, j < m] = C_i exp(Σ_{m..i} a) · (B_j dt_j exp(Σ_{j+1..m−1} a))ᵀ
 
-Everything that later tokens can know of earlier ones passes through this block; its rank is at most
-d_state. The effective rank, exp H(σ / Σσ), is the number of directions that are really used.
+This is SSD's; other layers have factors of their own. Everything that later tokens can know of
+earlier ones passes through this block; its rank is at most d_state. The effective rank, exp H(σ /
+Σσ), is the number of directions that are really used.
 
 Source: Dao and Gu 2024, semiseparable matrices; Roy and Vetterli 2007, effective rank.
 """
@@ -22,7 +23,7 @@ from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, curves, make_head_lines, name_heads
 from analysis.plain import figure_only
 from analysis.state_space.recurrence import (
-    SSDRecurrence,
+    StateRecurrence,
     choose_rows,
     collect_recurrences,
     index_heads,
@@ -63,7 +64,7 @@ class StateSpectrum(Finding):
     initial_effective_rank: Float[np.ndarray, "m h"]
     values: Float[np.ndarray, "h k"] = figure_only()
 
-    title = "Spectrum of what SSD carries past the middle of a row"
+    title = "Spectrum of what states carry past the middle of a row"
     reading = (
         "Singular values σ of M̃[i ≥ m, j < m] at the middle cut m, as shares of the largest, "
         "geometric mean over rows of the batch: a steep line means that the past is carried in few "
@@ -133,10 +134,10 @@ class StateSpectrum(Finding):
 
 @torch.no_grad()
 def measure(subject: Subject) -> list[StateSpectrum]:
-    """Return the spectrum of all SSD layers.
+    """Return the spectrum of all layers that hold a state.
 
     Raises:
-        NotApplicableError: for a model without SSD, or rows of one token.
+        NotApplicableError: for a model without such a layer, or rows of one token.
     """
     batch = choose_rows(subject)
     seq_len = batch.inputs.shape[1]
@@ -150,7 +151,7 @@ def measure(subject: Subject) -> list[StateSpectrum]:
         start = _average([effective_rank(sigma) for sigma in start])
     found = collect_recurrences(subject.model, batch)
     layers, heads = index_heads(found)
-    widths = np.repeat([layer.B.shape[-1] for layer in found], [layer.n_heads for layer in found])
+    widths = np.repeat([layer.width for layer in found], [layer.n_heads for layer in found])
     sigmas = _compute_sigmas(found, splits)
     effective = _average([effective_rank(sigma) for sigma in sigmas])
     middle = sigmas[len(splits) // 2]
@@ -189,7 +190,7 @@ def effective_rank(values: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
 
 
 def _compute_sigmas(
-    found: Sequence[SSDRecurrence], splits: Sequence[int]
+    found: Sequence[StateRecurrence], splits: Sequence[int]
 ) -> list[Float[Tensor, "b h k"]]:
     """Return the singular values of all heads by split, those of smaller states padded with 0."""
     sigmas = []

@@ -1,15 +1,18 @@
-"""An SSD layer's recurrence on the rows of a batch.
+"""A layer's recurrence on the rows of a batch: an SSD's, or one of the family's.
 
     h_t = exp(a_t) h_{t−1} + dt_t x_t ⊗ B_t,  y_t = h_t C_t + D x_t
 
     y = M̃ x + D x,  M̃_ij = L_ij (C_i·B_j) dt_j,  L_ij = exp Σ_{k=j+1..i} a_k
 
-Here M̃ is without D, whereas `BlockMixer.matrix` has D on its diagonal.
+Here M̃ is without D, whereas `BlockMixer.matrix` has D on its diagonal. The family's recurrence is
+in `lab.layers.recurrence`; its keys k are SSD's dt B, its queries q are C.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +23,10 @@ from torch import Tensor
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import BLOCK_ENTRIES, BlockMixer, collect_mixers
 from lab.hooks import run_with_cache
+from lab.layers.recurrence import Recurrence, Terms
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
+from lab.ops.delta import delta
 from lab.ops.ssd_forms import repeat_groups
 from tasks.base import Batch
 
@@ -37,64 +42,70 @@ HOOKS = ["hook_dt", "hook_log_decay", "hook_B_rot", "hook_C_rot", "hook_ssm_out"
 
 
 @dataclass(frozen=True)
-class SSDRecurrence:
-    """What one SSD layer does to the rows of a batch.
+class StateRecurrence(ABC):
+    """What a layer that holds a state does to the rows of a batch.
 
     Attributes:
         mixer: the layer and its input.
-        dt: > 0.
-        log_decay: a, ≤ 0.
-        B, C: as they are multiplied, after rotation, or convolution, and activation; one per group
-            or per head.
-        values: x, after convolution and activation, where there are any.
-        reads: h_t C_t, the output before D, gate and projection.
+        log_decay: a, ≤ 0, of each head or of each of its key channels.
+        reads: what is read from the state, the output before gate and projection.
     """
 
     mixer: BlockMixer
-    dt: Float[Tensor, "b t h"]
-    log_decay: Float[Tensor, "b t h"]
-    B: Float[Tensor, "b t g n"]
-    C: Float[Tensor, "b t g n"]
-    values: Float[Tensor, "b t h p"]
+    log_decay: Float[Tensor, "b t h"] | Float[Tensor, "b t h n"]
     reads: Float[Tensor, "b t h p"]
-
-    @classmethod
-    def of(cls, mixer: BlockMixer) -> "SSDRecurrence":
-        """Return what an SSD mixer does to its input."""
-        module = mixer.module
-        assert isinstance(module, SSD)
-        seen = run_with_cache(module, mixer.x, HOOKS)[1]
-        dt, log_decay, B, C, mixed = (seen[name] for name in HOOKS)
-        if module.groups == "tiled":
-            B, C = (z.repeat(1, 1, module.n_heads // module.n_groups, 1) for z in (B, C))
-        values = module.values(mixer.x).transpose(1, 2)
-        reads = mixed if module.D is None else mixed - module.D[:, None] * values
-        return cls(mixer, dt, log_decay, B, C, values, reads)
 
     @property
     def n_heads(self) -> int:
         """The number of heads."""
-        return self.dt.shape[-1]
+        return self.log_decay.shape[2]
 
     @property
     def half_lives(self) -> Float[Tensor, " h"]:
-        """ln 2 / mean(−a), tokens; ∞ for a head that never forgets."""
+        """ln 2 / mean(−a), tokens, over channels too; ∞ for a head that never forgets."""
         # |a| = −a, and −0 would make it −∞.
-        return math.log(2) / self.log_decay.double().mean((0, 1)).abs()
+        return math.log(2) / self.log_decay.double().transpose(0, 2).flatten(1).mean(1).abs()
 
     @property
-    def writes(self) -> Float[Tensor, "b t h"]:
-        """‖dt_t x_t ⊗ B_t‖, the Frobenius norm of what a token adds to the state."""
-        return self.dt * self.values.norm(dim=-1) * repeat_groups(self.B, self.n_heads).norm(dim=-1)
+    def kept(self) -> Float[Tensor, "b t h"]:
+        """The share of the state that a token keeps, e^a, mean over channels."""
+        return self.log_decay.exp().reshape(*self.reads.shape[:3], -1).mean(-1)
 
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Key channels n of a head's state."""
+
+    @property
+    @abstractmethod
+    def step(self) -> Float[Tensor, "b t h"] | None:
+        """The step dt; None without one."""
+
+    @property
+    @abstractmethod
+    def writes(self) -> Float[Tensor, "b t h"]:
+        """The Frobenius norm of what a token adds to the state."""
+
+    @abstractmethod
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
         """Yield M̃ of one row of the batch as `BlockMixer.blocks` does."""
-        module = self.mixer.module
-        assert isinstance(module, SSD)
-        for rows, matrix in self.mixer.blocks(row, multiple):
-            if module.D is not None:
-                matrix[..., rows.start :].diagonal(dim1=-2, dim2=-1).sub_(module.D[:, None])
-            yield rows, matrix
+
+    @abstractmethod
+    def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
+        """Return the singular values of M̃[i ≥ split, j < split], largest first; k is its full rank.
+
+        The block is a product of two thin factors, what later tokens read of each key channel of
+        the state, and what earlier ones wrote there. Its singular values are those of R₁ R₂ᵀ, where
+        R₁ and R₂ come from the factors' QR decompositions, in fp64.
+        """
+
+    @abstractmethod
+    def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:
+        """Return var log L_ij / var log|M_ij| over j < i, where M = L ∘ CBᵀ.
+
+        The rest is the share of log|C_i·B_j| and of their covariance. Entries of exactly 0 are left
+        out. NaN where nothing varies, or M is no such product.
+        """
 
     def measure_contexts(self, row: int) -> Int[Tensor, "h t"]:
         """Return each position's effective context, tokens in [1, i + 1].
@@ -112,12 +123,64 @@ class SSDRecurrence:
             found.append(torch.where(before[..., -1] > 0, width, 0))
         return torch.cat(found, dim=-1)
 
-    def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
-        """Return the singular values of M̃[i ≥ split, j < split], largest first; k is its full rank.
 
-        The block is a product of two thin factors, C_i exp(Σ_{split..i} a) and
-        B_j dt_j exp(Σ_{j+1..split−1} a). Its singular values are those of R₁ R₂ᵀ, where R₁ and R₂
-        come from the factors' QR decompositions, in fp64, a few rows of the batch at a time.
+@dataclass(frozen=True)
+class SSDRecurrence(StateRecurrence):
+    """What one SSD layer does to the rows of a batch.
+
+    Attributes:
+        dt: > 0.
+        B, C: as they are multiplied, after rotation, or convolution, and activation; one per group
+            or per head.
+        values: x, after convolution and activation, where there are any.
+    """
+
+    dt: Float[Tensor, "b t h"]
+    B: Float[Tensor, "b t g n"]
+    C: Float[Tensor, "b t g n"]
+    values: Float[Tensor, "b t h p"]
+
+    @classmethod
+    def of(cls, mixer: BlockMixer) -> "SSDRecurrence":
+        """Return what an SSD mixer does to its input."""
+        module = mixer.module
+        assert isinstance(module, SSD)
+        seen = run_with_cache(module, mixer.x, HOOKS)[1]
+        dt, log_decay, B, C, mixed = (seen[name] for name in HOOKS)
+        if module.groups == "tiled":
+            B, C = (z.repeat(1, 1, module.n_heads // module.n_groups, 1) for z in (B, C))
+        values = module.values(mixer.x).transpose(1, 2)
+        reads = mixed if module.D is None else mixed - module.D[:, None] * values
+        return cls(mixer, log_decay, reads, dt, B, C, values)
+
+    @property
+    def width(self) -> int:
+        """d_state."""
+        return self.B.shape[-1]
+
+    @property
+    def step(self) -> Float[Tensor, "b t h"]:
+        """The step dt."""
+        return self.dt
+
+    @property
+    def writes(self) -> Float[Tensor, "b t h"]:
+        """‖dt_t x_t ⊗ B_t‖."""
+        return self.dt * self.values.norm(dim=-1) * repeat_groups(self.B, self.n_heads).norm(dim=-1)
+
+    def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
+        """Yield M̃ of one row of the batch as `BlockMixer.blocks` does."""
+        module = self.mixer.module
+        assert isinstance(module, SSD)
+        for rows, matrix in self.mixer.blocks(row, multiple):
+            if module.D is not None:
+                matrix[..., rows.start :].diagonal(dim1=-2, dim2=-1).sub_(module.D[:, None])
+            yield rows, matrix
+
+    def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
+        """Return the singular values of M̃[i ≥ split, j < split], a few rows at a time.
+
+        Its factors are C_i exp(Σ_{split..i} a) and B_j dt_j exp(Σ_{j+1..split−1} a).
         """
         seq_len, width = self.C.shape[1], self.C.shape[-1]
         rows_at_once = max(1, FACTORED // (seq_len * self.n_heads * width))
@@ -138,11 +201,7 @@ class SSDRecurrence:
         return torch.cat(found)
 
     def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:
-        """Return var log L_ij / var log|M_ij| over j < i, where M = L ∘ CBᵀ.
-
-        The rest is the share of log|C_i·B_j| and of their covariance. Entries of exactly 0 are left
-        out. NaN where nothing varies.
-        """
+        """Return var log L_ij / var log|M_ij| over j < i, where M = L ∘ CBᵀ."""
         past = self.log_decay[row].double().cumsum(0).T
         some = slice(row, row + 1)
         B, C = (repeat_groups(z[some], self.n_heads)[0].transpose(0, 1) for z in (self.B, self.C))
@@ -160,23 +219,130 @@ class SSDRecurrence:
         return (decay_2 - decay**2) / (both_2 - both**2)
 
 
+@dataclass(frozen=True)
+class FamilyRecurrence(StateRecurrence):
+    """What a layer of `lab.layers.recurrence` does to the rows of a batch.
+
+    M̃ has what a token reads of its own value, too, unless that is a head of its own. Writes of one
+    token count together: an entry of M̃ is the root of their sum of squares.
+
+    Attributes:
+        terms: what the recurrence gets, of each write.
+    """
+
+    terms: Terms
+
+    @classmethod
+    def of(cls, mixer: BlockMixer) -> "FamilyRecurrence":
+        """Return what a mixer of the family does to its input."""
+        module = mixer.module
+        assert isinstance(module, Recurrence)
+        terms = module.list_terms(mixer.x)
+        reads = run_with_cache(module, mixer.x, ["hook_z"])[1]["hook_z"][:, :, : module.n_heads]
+        log_decay = terms.log_decay
+        if log_decay is None:
+            log_decay = torch.zeros_like(terms.k[..., 0])
+        log_decay = log_decay.unflatten(1, (-1, module.n_writes)).sum(2)
+        return cls(mixer, log_decay, reads, terms)
+
+    @property
+    def n_writes(self) -> int:
+        """Keys and values of a token."""
+        return self.terms.k.shape[1] // self.mixer.x.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Key channels."""
+        return self.terms.k.shape[-1]
+
+    @property
+    def step(self) -> None:
+        """None: there is no step."""
+
+    @property
+    def writes(self) -> Float[Tensor, "b t h"]:
+        """‖k_t v_tᵀ‖, of which the delta rule takes away what the state held at k_t."""
+        size = self.terms.k.norm(dim=-1) * self.terms.v.norm(dim=-1)
+        return size.unflatten(1, (-1, self.n_writes)).norm(dim=2)
+
+    def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
+        """Yield M̃ of one row of the batch as `BlockMixer.blocks` does."""
+        module = self.mixer.module
+        assert isinstance(module, Recurrence)
+        for rows, matrix in self.mixer.blocks(row, multiple):
+            if self.n_writes > 1:
+                yield rows, matrix.unflatten(0, (self.n_writes, -1)).norm(dim=0)
+            else:
+                yield rows, matrix[: module.n_heads]
+
+    def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
+        """Return the singular values of M̃[i ≥ split, j < split], with a column for each write."""
+        n_rows, _, h, _ = self.terms.k.shape
+        rows_at_once = max(1, FACTORED // (h * (split * self.n_writes) ** 2))
+        found = []
+        for first in range(0, n_rows, rows_at_once):
+            some = slice(first, first + rows_at_once)
+            terms: Any = (None if term is None else term[some].double() for term in self.terms)
+            held, read = self._factor(Terms(*terms), split * self.n_writes)
+            upper, lower = (torch.linalg.qr(z, mode="r").R for z in (read, held))
+            found.append(torch.linalg.svdvals(upper @ lower.mT))
+        return torch.cat(found)
+
+    def _factor(self, terms: Terms, at: int) -> tuple[Tensor, Tensor]:
+        """Return [b h s n], what the state holds of each write s < at, and [b h t n], its reads."""
+        module = self.mixer.module
+        assert isinstance(module, Recurrence)
+        q, every = terms.q, terms[1:6]
+        size, _, h, n = q.shape
+        before: list[Any]
+        after: list[Any]
+        before, after = (
+            [None if term is None else term[:, part] for term in every]
+            for part in (slice(at), slice(at, None))
+        )
+        high: Any = {"dtype": q.dtype, "device": q.device}
+        # A value of its own for each write, then a state with one for each key channel.
+        before[1] = torch.eye(at, **high)[:, None].expand(size, at, h, at)
+        after[1] = torch.zeros_like(q[:, at:])
+        start = torch.eye(n, **high).expand(size, h, n, n)
+        held = delta(q[:, :at], *before)[1]
+        if terms.own is None:
+            read = delta(q[:, at:], *after, initial_state=start)[0]
+        else:  # tokens read the state that they find
+            ahead = F.pad(q[:, at + 1 :], (0, 0, 0, 0, 0, 1))
+            read = delta(ahead, *after, initial_state=start)[0]
+            read = torch.cat([q[:, at : at + 1], read[:, :-1]], 1)
+        read = module.divide(F.pad(read, (0, 0, 0, 0, at, 0)), terms)[:, at:]
+        return held.mT, read.transpose(1, 2)
+
+    def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:
+        """Return NaN: what decays, and what is read of it, is not one product for each entry."""
+        return self.log_decay.new_full((self.n_heads,), math.nan)
+
+
 def choose_rows(subject: Subject) -> Batch:
     """Return the first rows of a subject's batch, as many as there is time to read matrices of.
 
     Raises:
-        NotApplicableError: for a model without SSD.
+        NotApplicableError: for a model without such a mixer.
     """
-    n_heads = sum(m.n_heads for m in subject.model.modules() if isinstance(m, SSD))
+    kinds = SSD, Recurrence
+    n_heads = sum(m.n_heads for m in subject.model.modules() if isinstance(m, kinds))
     if not n_heads:
-        raise NotApplicableError("no block has the lab's SSD mixer")
+        raise NotApplicableError("no block has a mixer with a state: SSD, or one of its relatives")
     size, seq_len = subject.batch.inputs.shape
     return subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
 
 
-def collect_recurrences(model: LanguageModel, batch: Batch) -> list[SSDRecurrence]:
-    """Return the SSD layers of a model on some rows."""
-    mixers = collect_mixers(model, batch)
-    return [SSDRecurrence.of(mixer) for mixer in mixers if isinstance(mixer.module, SSD)]
+def collect_recurrences(model: LanguageModel, batch: Batch) -> list[StateRecurrence]:
+    """Return the layers of a model that hold a state, on some rows."""
+    found: list[StateRecurrence] = []
+    for mixer in collect_mixers(model, batch):
+        if isinstance(mixer.module, SSD):
+            found.append(SSDRecurrence.of(mixer))
+        elif isinstance(mixer.module, Recurrence):
+            found.append(FamilyRecurrence.of(mixer))
+    return found
 
 
 def load_initial_model(subject: Subject) -> LanguageModel | None:
@@ -187,7 +353,7 @@ def load_initial_model(subject: Subject) -> LanguageModel | None:
 
 
 def index_heads(
-    found: Sequence[SSDRecurrence],
+    found: Sequence[StateRecurrence],
 ) -> tuple[Int[np.ndarray, " h"], Int[np.ndarray, " h"]]:
     """Return the layer of each head of all layers, and the head's index in its layer."""
     counts = [layer.n_heads for layer in found]

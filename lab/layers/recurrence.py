@@ -346,6 +346,19 @@ class Recurrence(Mixer):
         y = self.project(x, rearrange(z, "b t h p -> b h t p"))
         return y[:, 0], RecurrentState(memory, tail, carry, state.position + 1)
 
+    def list_terms(self, x: Float[Tensor, "b t d"]) -> Terms:
+        """Return what the recurrence of whole rows gets; v is the mixer's, without ones."""
+        terms = self._compute(x)[0]
+        return terms._replace(v=terms.v[..., : self.d_value])
+
+    def divide(self, z: Float[Tensor, "b t h p"], terms: Terms) -> Float[Tensor, "b t h p"]:
+        """Return what `terms` read, divided as outputs are; z as it is, if they are not."""
+        if not self.normalised:
+            return z
+        ones = torch.ones_like(terms.v[..., :1])
+        total = delta(*terms[:2], ones, *terms[3:6], chunk_len=self.chunk_len)[0]
+        return z / _bound_divisor(total, terms.log_floor)
+
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None
     ) -> Float[Tensor, "b h t s"]:

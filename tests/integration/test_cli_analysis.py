@@ -49,7 +49,7 @@ def test_everything_is_written_and_what_does_not_apply_is_said(run):
     result = lab("analyze", str(run), "--rows", "8")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [f"{run}/analysis.json", f"{run}/report.html"]
-    assert "state_space: does not apply, no block has the lab's SSD mixer" in result.stderr
+    assert "state_space: does not apply, no block has a mixer with a state" in result.stderr
     recorded = json.loads((run / "analysis.json").read_text())
     assert f"mechanism: {recorded['analyses']['mechanism'][0]['says']}" in result.stderr
     assert {"mechanism", "heads", "dynamics"} <= set(recorded["analyses"])

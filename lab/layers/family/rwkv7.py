@@ -114,6 +114,10 @@ class RWKV7(Recurrence):
         own = (q * self.bonus.to(k) * k).sum(-1)
         return Terms(q, k, v, log_decay, found, rate * found, own)
 
+    def list_terms(self, x: Float[Tensor, "b t d"]) -> Terms:
+        """Return what the recurrence of whole rows gets; the bonus has no part in it."""
+        return super().list_terms(x)._replace(own=None)
+
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None
     ) -> Float[Tensor, "b heads t s"]:

@@ -1,6 +1,7 @@
 """What states keep, planted by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,6 +46,18 @@ def writes(*by_role: tuple[float, ...]) -> RoleMeans:
     return RoleMeans(*name_heads(len(by_role)), roles, QUANTITIES, means)
 
 
+def stepless(*by_role: tuple[float, ...]) -> RoleMeans:
+    """Return the same of heads without a step."""
+    found = writes(*by_role)
+    found.means[0] = math.nan
+    return found
+
+
+def undivided(lives: tuple[float, ...]) -> StateMemory:
+    """Return heads whose matrix is no product of content and decay."""
+    return replace(memory(lives), decay=np.full(len(lives), math.nan))
+
+
 def magnitudes(largest: float, median: float) -> Magnitudes:
     none, tokens = np.zeros(0, int), np.zeros(8, int)
     picture = Picture(np.tri(8)[None], 1, (0, 0), 1.0, signed=False)
@@ -80,6 +93,8 @@ CASES = [
     Case("null", writes((1,)), "at those of another: 0 of 1."),
     Case("boundary", writes((2, 2.99), (2, 3)), "at those of another: 1 of 2."),
     Case("boundary", writes((1, 1), (0, 4)), "head 0.1 step dt kept e^a written read\nkey 1 1 0 1"),
+    Case("boundary", stepless((1, 4)), "step dt kept e^a written read\nkey – 1 1 1"),
+    Case("boundary", undivided((2, 8)), "Half-lives in tokens: 2 to 8; effective contexts: 3 to 9"),
     Case("planted", magnitudes(0.0, -2.0), "Half of the cells lie 2 decades or more below"),
     Case("null", magnitudes(ZERO, ZERO), "All cells are 0.", "largest"),
     Case("boundary", magnitudes(0.0, 0.0), "lie 0 decades or more below the largest, 1;"),

@@ -10,8 +10,13 @@ from torch import Tensor
 
 from analysis.mixing import BlockMixer
 from analysis.state_space.rank import effective_rank, rank
-from analysis.state_space.recurrence import SSDRecurrence
+from analysis.state_space.recurrence import FamilyRecurrence, SSDRecurrence
+from lab.layers.family.gla import GatedLinearAttention
+from lab.layers.family.retnet import Retention
+from lab.layers.recurrence import Recurrence
 from lab.layers.ssd import SSD
+from lab.models.mixers import MIXERS
+from lab.ops.delta import delta_states
 from lab.ops.ssd_forms import scan_states, state_writes
 from tests.normal import draw_normal
 from tests.ssd_variants import matrix_without_skip, moved
@@ -169,3 +174,71 @@ def test_scale_changes_no_rank_share_or_context():
     sigmas = after.singular_values(5), before.singular_values(5)
     torch.testing.assert_close(effective_rank(sigmas[0]), effective_rank(sigmas[1]))
     torch.testing.assert_close(sigmas[0], 2.1 * sigmas[1])
+
+
+FAMILY = [name for name, kind in MIXERS.items() if issubclass(kind.cls, Recurrence)]
+
+
+def family(name: str) -> tuple[Recurrence, FamilyRecurrence]:
+    torch.manual_seed(0)
+    module: Any = MIXERS[name].cls(12, 2).double()
+    with torch.no_grad():
+        return module, FamilyRecurrence.of(BlockMixer(0, module, draw_normal(2, 11, 12)))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@torch.no_grad()
+def test_the_family_carries_what_its_matrix_shows(name, monkeypatch):
+    monkeypatch.setattr("analysis.state_space.recurrence.FACTORED", 1)
+    module, found = family(name)
+    matrix = module.matrix(found.mixer.x)[:, : 2 * found.n_writes]
+    # A head's writes stand side by side.
+    matrix = matrix.unflatten(1, (found.n_writes, 2)).transpose(1, 2)
+    for split in (1, 5, 10):
+        block = matrix[..., split:, :split].movedim(2, -1).flatten(-2)
+        sigma, expected = found.singular_values(split), torch.linalg.svdvals(block)
+        k = min(sigma.shape[-1], expected.shape[-1])
+        torch.testing.assert_close(sigma[..., :k], expected[..., :k], rtol=1e-6, atol=1e-9)
+        assert not (expected[..., k:].abs() > 1e-9).any()
+        assert sigma.shape[-1] <= found.width
+    for row in range(2):
+        shown = torch.cat([block for _, block in found.blocks(row)], 1)
+        torch.testing.assert_close(
+            shown,
+            matrix[row]
+            .norm(dim=1)
+            .float()
+            .where(torch.tensor(found.n_writes > 1), matrix[row, :, 0].float()),
+        )
+        assert found.measure_contexts(row).shape == (2, 11)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@torch.no_grad()
+def test_what_the_family_writes_reads_and_keeps_is_the_recurrences(name):
+    module, found = family(name)
+    terms, m = found.terms, found.n_writes
+    for b, t, h in ((0, 0, 0), (1, 7, 1)):
+        at = [t * m + j for j in range(m)]
+        size = [float((terms.k[b, i, h].outer(terms.v[b, i, h])).norm()) for i in at]
+        assert float(found.writes[b, t, h]) == pytest.approx(math.hypot(*size))
+        kept = 1.0 if terms.log_decay is None else terms.log_decay[b, at, h].sum(0).exp().mean()
+        assert float(found.kept[b, t, h]) == pytest.approx(float(kept))
+    if m == 1 and terms.own is None and not module.normalised:
+        states = delta_states(terms.k, terms.v, *terms[3:6])
+        read = torch.einsum("bthnp,bthn->bthp", states, terms.q)
+        torch.testing.assert_close(found.reads, read)
+    assert found.measure_decay_share(0).isnan().all()
+
+
+@torch.no_grad()
+def test_a_planted_decay_of_the_family_has_its_half_life():
+    retention = Retention(12, 3)
+    found = FamilyRecurrence.of(BlockMixer(0, retention, draw_normal(1, 9, 12).float()))
+    rates = 1 - 2.0 ** -(5 + np.arange(3))  # of the heads, as published
+    np.testing.assert_allclose(found.half_lives, math.log(2) / -np.log(rates), rtol=1e-4)
+    gated = GatedLinearAttention(12, 2)
+    gated.decay_up.weight.zero_()
+    gated.decay_up.bias.zero_()  # every channel keeps σ(0)^{1/16}
+    found = FamilyRecurrence.of(BlockMixer(0, gated, draw_normal(1, 9, 12).float()))
+    np.testing.assert_allclose(found.half_lives, 16.0, rtol=1e-5)

@@ -124,9 +124,26 @@ def test_a_run_is_compared_with_its_initial_weights(tmp_path):
     np.testing.assert_array_equal(start.half_life, memory.initial.half_life)
 
 
+def test_layers_of_several_kinds_stand_side_by_side():
+    found = subject("SM gdn+M retnet+M")
+    memory, contexts, roles, *magnitudes = state_space.measure(found)
+    [spectrum] = state_rank.measure(found)
+    assert isinstance(memory, StateMemory)
+    assert memory.layers.tolist() == spectrum.layers.tolist() == [0, 0, 1, 1, 2, 2]
+    assert np.isnan(memory.decay).tolist() == [False] * 2 + [True] * 4
+    assert isinstance(roles, RoleMeans)
+    assert np.isnan(roles.means[0]).all(0).tolist() == [False] * 2 + [True] * 4
+    assert not np.isnan(roles.means[1:]).any()
+    assert [m.title.split(" · ")[1] for m in magnitudes] == ["SSD", "GatedDeltaNet", "Retention"]
+    for finding in (memory, contexts, roles, spectrum):
+        assert "nan" not in finding.says
+        finding.figure()
+    assert spectrum.bound[7].tolist() == [4, 4, 8, 8, 8, 8]
+
+
 def test_a_model_without_states_has_none():
     model = build("AM", vocab_size=32, d_model=16)
     found = Subject(TASK, model, TASK.batch(size=1))
     for module in (state_space, state_rank):
-        with pytest.raises(NotApplicableError, match="no block has the lab's SSD mixer"):
+        with pytest.raises(NotApplicableError, match="no block has a mixer with a state"):
             module.measure(found)
