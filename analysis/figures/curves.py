@@ -148,8 +148,9 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
             else None,
             cliponaxis=False,
             text=list(notes),
-            customdata=[f"{place:,.4g}" for place in np.asarray(line.x, np.float64)],
-            hovertemplate=f"%{{text}}, {where} %{{customdata}}: %{{y:{y.shown}}}<extra></extra>",
+            customdata=np.asarray(line.x, np.float64),
+            hovertemplate=f"%{{text}}, {where} %{{customdata:,.4~g}}: %{{y:{y.shown}}}"
+            "<extra></extra>",
         )
     )
     return found

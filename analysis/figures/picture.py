@@ -1,6 +1,7 @@
 """A picture of a T × T matrix: pooled to pixels, marked where queries meet their values."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,14 @@ class Heatmap:
         tokens, roles = (part[0].cpu().numpy() for part in (batch.inputs, batch.roles))
         return cls(picture, find_links(batch), tokens, roles, role_names)
 
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the page needs to name the tokens of a cell."""
+        return {
+            "tokens": self.tokens.tolist(),
+            "roles": [self.role_names[i] for i in self.roles],
+        }
+
 
 def make_picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture:
     """Return what is drawn of a matrix that is pooled already.
@@ -118,8 +127,15 @@ def count_columns(heads: int) -> int:
     return 2 if heads in (2, 4) else min(heads, 3)
 
 
-def draw_heatmap(heatmap: Heatmap, layer: int = 0) -> go.Figure:
-    """Draw one panel per head of a layer, row 0 on top, with a gutter for the query rows."""
+def draw_heatmap(
+    heatmap: Heatmap, layer: int = 0, views: Mapping[str, Heatmap] | None = None
+) -> go.Figure:
+    """Draw one panel per head of a layer, row 0 on top, with a gutter for the query rows.
+
+    Args:
+        views: heat maps of the same size by name, among which a page lets its reader choose; the
+            first is this one. All have its colours.
+    """
     shown = heatmap.picture
     heads, pool = len(shown.weights), shown.pool
     across = count_columns(heads)
@@ -175,12 +191,19 @@ def draw_heatmap(heatmap: Heatmap, layer: int = 0) -> go.Figure:
         margin={"t": HEAD, "b": FOOT},
         coloraxis={"cmin": low, "cmax": shown.bound, "colorbar": {"nticks": 6}},
         meta={
-            "tokens": heatmap.tokens.tolist(),
-            "roles": [heatmap.role_names[i] for i in heatmap.roles],
+            **heatmap.meta,
             "pool": pool,
             "digits": digits,
+            **({"views": [*map(_draw_view, views, views.values())]} if views else {}),
         },
     )
+
+
+def _draw_view(name: str, heatmap: Heatmap) -> dict[str, Any]:
+    """Return what another heat map has in place of a figure's own: data of its traces, tokens."""
+    traces: Any = draw_heatmap(heatmap).data
+    data = [{"z": t.z} if t.type == "heatmap" else {"x": t.x, "y": t.y} for t in traces]
+    return {"name": name, "data": data, **heatmap.meta}
 
 
 def _shorten(values: Float[np.ndarray, "high wide"], digits: int) -> Float[np.ndarray, "high wide"]:

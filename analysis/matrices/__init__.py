@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table
+from analysis.base import Finding, NotApplicableError, Subject, Table, thin
 from analysis.figures.picture import (
     Heatmap,
     Picture,
@@ -28,6 +28,10 @@ from lab.layers.mixer import MatrixMixer
 __all__ = ["TITLE", "LayerMatrix", "measure"]
 
 TITLE = "What each layer mixes, on the first test row"
+ROWS, STEPS = 4, 5
+"""Maximum number of rows, and of training steps beside the last, to choose from."""
+VIEWED = 2**18
+"""Maximum number of cells of a layer in all of these."""
 CROP = 256
 """Cells across the crop, all panels together."""
 
@@ -60,6 +64,7 @@ class LayerMatrix(Finding):
         mass: where the mass of the whole matrix lies; None when the mixer offers no matrix.
         cropped: whether the picture is a crop of a matrix that is also shown pooled.
         links, tokens, roles: the row's; roles are indices into role_names.
+        views: this row first, other rows, and this one at other training steps, by what they are.
     """
 
     layer: int
@@ -73,10 +78,13 @@ class LayerMatrix(Finding):
     roles: Int[np.ndarray, " t"]
     role_names: tuple[str, ...]
     title: str = figure_only()
+    views: dict[str, Heatmap] = figure_only()
 
     reading = (
-        "Mass is an entry's share of its row's magnitudes. Colours end where nine rows of ten have "
-        "their largest entry; of a signed matrix, at the 99.5 % quantile of magnitudes. Ticks on "
+        "The sentence and the table are of the first test row, test row 0; other rows, and this "
+        "one at other training steps, have the same colours. Mass is an entry's share of its row's "
+        "magnitudes. Colours end where nine rows of ten have their largest entry; of a signed "
+        "matrix, at the 99.5 % quantile of magnitudes. Ticks on "
         "the left mark query rows, rings where a query meets what it asks for: click their name in "
         "the legend to hide or see them."
     )
@@ -137,7 +145,7 @@ class LayerMatrix(Finding):
         if self.picture is None:
             return None
         shown = Heatmap(self.picture, self.links, self.tokens, self.roles, self.role_names)
-        return draw_heatmap(shown, self.layer)
+        return draw_heatmap(shown, self.layer, self.views)
 
 
 def _exceeds_uniform(share: Float[np.ndarray, " h"], uniform: float) -> bool:
@@ -158,6 +166,7 @@ def measure(subject: Subject) -> list[LayerMatrix]:
     """
     batch = subject.batch[:1]
     offsets, findings = find_offsets(subject), []
+    views = draw_views(subject)
     for mixer in collect_mixers(subject.model, batch):
         read, written = offsets.get(mixer.layer)
         links = replace(find_links(batch), read=read, written=written)
@@ -177,15 +186,43 @@ def measure(subject: Subject) -> list[LayerMatrix]:
             roles=batch.roles[0].cpu().numpy(),
             role_names=subject.task.role_names,
             title=title + f", signed max over {pool} × {pool}" * (pool > 1),
+            views=views.get(mixer.layer, {}),
         )
         findings.append(whole)
         if picture and pool > 1:
             crop = view_crop(mixer, picture, links)
             title += ", crop at full resolution"
-            findings.append(replace(whole, picture=crop, cropped=True, title=title))
+            crop = replace(whole, picture=crop, cropped=True, title=title, views={})
+            findings.append(crop)
     if not findings:
         raise NotApplicableError("no block has a sequence mixer")
     return findings
+
+
+def draw_views(subject: Subject) -> dict[int, dict[str, Heatmap]]:
+    """Return heat maps by layer: of the first row, of others, and of it at other steps.
+
+    There are fewer where they are large; a single row of a batch has none.
+    """
+    first, found = subject.batch[:1], {}
+    mixers = [m for m in collect_mixers(subject.model, first) if isinstance(m.module, MatrixMixer)]
+    if not mixers or len(subject.batch.inputs) < 2:
+        return {}
+    cells = max(view_whole(mixer).weights.size for mixer in mixers)
+    most = min(ROWS + STEPS, VIEWED // cells)
+    of = [(f"test row {i}", subject.model, subject.batch[i : i + 1]) for i in range(most)]
+    of = of[: ROWS if subject.run else most]
+    if subject.run is not None and subject.step is not None and most > len(of):
+        steps = [step for step in subject.run.list_steps() if step != subject.step]
+        for step in thin(steps, most - len(of)) if steps else ():
+            model = subject.run.load_model(step).to(first.inputs.device)
+            of.append((f"test row 0, step {step:,}", model, first))
+    for name, model, batch in of if len(of) > 1 else ():
+        for mixer in collect_mixers(model, batch):
+            if isinstance(mixer.module, MatrixMixer):
+                drawn = Heatmap.of(replace(subject, batch=batch), view_whole(mixer))
+                found.setdefault(mixer.layer, {})[name] = drawn
+    return found
 
 
 def measure_mass(mixer: BlockMixer, links: AnswerLinks) -> Mass:

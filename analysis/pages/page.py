@@ -83,6 +83,12 @@ class Shown:
         return f"{self.spec['layout']['width']} / {self.height}"
 
     @property
+    def views(self) -> list[str]:
+        """The names of what the figure can show, if there is a choice."""
+        meta = (self.spec or {"layout": {}})["layout"].get("meta") or {}
+        return [view["name"] for view in meta.get("views", ())]
+
+    @property
     def square(self) -> bool:
         """Whether cells are square, so that the height must shrink with the width."""
         assert self.spec

@@ -31,7 +31,66 @@ function draw({ place, spec }) {
   return Plotly.react(place, themed(spec.data), layout, { displayModeBar: false, responsive: true });
 }
 
-function save({ place, spec }, format) {
+/* Numbers as plotly's JSON has them: lists, or typed arrays in base64. */
+const TYPES = {
+  f4: Float32Array, f8: Float64Array, i1: Int8Array, u1: Uint8Array,
+  i2: Int16Array, u2: Uint16Array, i4: Int32Array, u4: Uint32Array,
+};
+
+function numbers(part) {
+  if (!part?.bdata) return part ?? [];
+  const bytes = Uint8Array.from(atob(part.bdata), (c) => c.charCodeAt(0));
+  const all = [...new TYPES[part.dtype](bytes.buffer)];
+  if (!part.shape) return all;
+  const wide = Number(part.shape.split(",").at(-1));
+  return Array.from({ length: all.length / wide }, (_, i) => all.slice(i * wide, (i + 1) * wide));
+}
+
+const missing = (value) => value === null || value === undefined || Number.isNaN(value);
+
+/* What a figure draws, a line for each point or cell; names stand for places on an axis of names. */
+function listValues({ data, layout }) {
+  const lines = [["series", "panel", "x", "y", "value", "low", "high"]];
+  for (const trace of data) {
+    if (trace.hoverinfo === "skip") continue;
+    const name = (axis, value) => {
+      const { tickvals, ticktext } = layout[axis[0] + "axis" + axis.slice(1)] ?? {};
+      const found = ticktext?.[numbers(tickvals).findIndex((at) => Math.abs(at - value) < 0.5)];
+      return found && /[a-z]/i.test(found) ? found : value;
+    };
+    const [h, v] = [trace.xaxis ?? "x", trace.yaxis ?? "y"], panel = v.slice(1) || "1";
+    const [x, y, z] = [trace.x, trace.y, trace.z].map(numbers);
+    const own = numbers(trace.customdata), bars = trace.error_x ?? trace.error_y ?? {};
+    const [up, down] = [bars.array, bars.arrayminus ?? bars.array].map(numbers);
+    z.forEach((row, i) => row.forEach((value, j) => {
+      if (missing(value)) return;
+      const at = [[x, j, trace.x0, trace.dx], [y, i, trace.y0, trace.dy]].map(
+        ([places, k, first = 0, step = 1]) => places[k] ?? first + k * step);
+      lines.push([trace.name, panel, name(h, at[0]), name(v, at[1]), value]);
+    }));
+    if (!z.length) y.forEach((value, i) => {
+      if (missing(value) || missing(x[i])) return;
+      const middle = trace.error_x ? x[i] : value;
+      const ends = up[i] > 0 || down[i] > 0 ? [middle - down[i], middle + up[i]] : [];
+      const place = typeof own[i] === "number" ? own[i] : name(h, x[i]);
+      lines.push([trace.name, panel, place, name(v, value), "", ...ends]);
+    });
+  }
+  const cell = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  return lines.map((line) => line.map((value) => cell(String(value ?? ""))).join(",")).join("\n");
+}
+
+async function save(figure, format) {
+  await unpack(figure);
+  if (format !== "csv") return saveImage(figure, format);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([listValues(figure.spec)], { type: "text/csv" }));
+  link.download = `${figure.place.id}.csv`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+function saveImage({ place, spec }, format) {
   const { width, height } = spec.layout;
   const layout = { ...themed(spec.layout), template: template() };
   const options = { format, width, height, filename: place.id, scale: format === "png" ? 3 : 1 };
@@ -111,6 +170,8 @@ async function unpack(figure) {
   figure.spec ??= JSON.parse(await decode(figure.packed));
   const { data, layout } = figure.spec;
   if (!layout.meta?.tokens) return;
+  figure.views ??= layout.meta.views ?? [];
+  delete layout.meta.views;
   for (const trace of data) {
     if (trace.type === "heatmap") Object.assign(trace, { hoverinfo: "none", hovertemplate: null });
   }
@@ -120,6 +181,20 @@ function listen({ place, spec }) {
   if (!spec.layout.meta?.tokens) return;
   place.on("plotly_hover", (event) => showTip(event, spec.layout.meta));
   place.on("plotly_unhover", () => { tip.hidden = true; });
+}
+
+/* The traces of a view take the place of the figure's own, also in what is saved. */
+async function choose(figure, i) {
+  await unpack(figure);
+  const { data, ...meta } = figure.views[i];
+  data.forEach((part, k) => Object.assign(figure.spec.data[k], part));
+  Object.assign(figure.spec.layout.meta, meta);
+  return queueDrawing().then(() => draw(figure));
+}
+
+for (const select of document.querySelectorAll("[data-view]")) {
+  const figure = figures.find(({ place }) => place.id === select.dataset.view);
+  select.addEventListener("change", () => choose(figure, select.selectedIndex));
 }
 
 for (const button of document.querySelectorAll("[data-save]")) {

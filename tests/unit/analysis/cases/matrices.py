@@ -36,6 +36,7 @@ def layer(
         roles=ZEROS,
         role_names=("key",),
         title="Layer 0 · Attention · A",
+        views={},
     )
 
 
