@@ -22,6 +22,8 @@ FORMATS = {
 }
 """By unit, plotly's formats of an axis and of a hover text. A share is in [0, 1]."""
 QUARTERS = (0, 0.25, 0.5, 0.75, 1)
+WHOLE = -0.03, 1.03
+"""Ends of an axis of shares between 0 and 1."""
 TICKS = 3
 """Maximum number of labels of a logarithmic axis: panels are narrow on a phone."""
 FOOT = 48
@@ -64,7 +66,8 @@ class Axis:
         """Return plotly's settings of the axis.
 
         Args:
-            shown: the values on it; an axis of steps, and a logarithmic one, end at the outermost.
+            shown: the values on it; an axis of steps, and a logarithmic one, end at the outermost,
+                and one of shares where `find_ends` says.
         """
         values = [v for v in shown if math.isfinite(v)]
         found: dict[str, Any] = {"title_text": self.title, "tickformat": FORMATS[self.unit][0]}
@@ -84,15 +87,30 @@ class Axis:
                 found["range"] = [math.log10(end) for end in ends]
                 ticks = choose_log_ticks(*ends) if ticks is None else ticks
         elif self.unit == "share":
-            found["range"] = list(ends or (-0.03, 1.03))
-            if ends is None and ticks is None:
+            found["range"] = list(ends or find_ends(values))
+            if ends is None and ticks is None and found["range"] == list(WHOLE):
                 found["tickvals"] = QUARTERS
+            elif ends is None and ticks is None:
+                found["tickformat"] = ".2~%"
         elif ends is not None:
             found["range"] = list(ends)
         if ticks is not None:
             places = self.place(np.array(list(ticks)))
             found |= {"tickvals": places.tolist(), "ticktext": list(ticks.values())}
         return found
+
+
+def find_ends(shares: Sequence[float]) -> tuple[float, float]:
+    """Return where an axis of shares ends: at 0 and 1, or close around what a quarter of it holds.
+
+    The quarter is the lowest or the highest; its own end of the axis stays.
+    """
+    low, high = min(shares, default=0.0), max(shares, default=1.0)
+    if low >= 0 and 0 < high <= QUARTERS[1]:
+        return -0.03 * high, 1.06 * high
+    if QUARTERS[-2] <= low < 1 and high <= 1:
+        return 1 - 1.06 * (1 - low), 1 + 0.03 * (1 - low)
+    return WHOLE
 
 
 def choose_log_ticks(low: float, high: float) -> dict[float, str]:

@@ -99,6 +99,8 @@ def bars(
             **canvas.enter(marks.name),
         )
     shown = [v for one in series for v in np.asarray(one.values, float).tolist()]
+    shown += [v for one in series if one.ends is not None for v in one.ends.flatten().tolist()]
+    shown.append(0.0)  # where bars begin
     canvas.finish(axis, Axis(title), 0, (shown, ()))
     fig.update_yaxes(
         range=[len(names) - 0.4, -0.6],

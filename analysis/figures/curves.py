@@ -71,6 +71,7 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
     looks = {name: i for i, name in enumerate(dict.fromkeys(filter(None, names)))}
     own = any(panel.x for panel in panels)
     titled = any(panel.title for panel in panels)
+    alike = across > 1 and all(panel.y == panels[0].y for panel in panels)
     canvas = new_canvas(
         [panel.title for panel in panels],
         [panel.height for panel in panels[::across]],
@@ -79,7 +80,7 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
         gap=70 if own else 50 if across > 1 else 34 if titled else 24,
         foot=FOOT,
         share_x=across == 1 and not own,
-        share_y=across > 1 and all(panel.y == panels[0].y for panel in panels),
+        share_y=alike,
     )
     for i, panel in enumerate(panels):
         row, column = canvas.places[i]
@@ -92,10 +93,17 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
                 entry = canvas.enter(line.name) if trace.hoverinfo != "skip" else {}
                 canvas.fig.add_trace(trace.update(entry), row=row, col=column)
         shown = [value for line in panel.lines for value in line.x.tolist()]
-        levels = [*panel.levels.values()]
-        levels += [v for line in panel.lines for v in line.y.tolist()]
-        canvas.finish(axis, panel.y, i, (shown, levels), own=own)
+        values = [v for one in (panels if alike else [panel]) for v in _list_values(one)]
+        canvas.finish(axis, panel.y, i, (shown, values), own=own)
     return canvas.fig
+
+
+def _list_values(panel: Curves) -> list[float]:
+    """Return what stands on a panel's vertical axis: values, their intervals, levels."""
+    found = [*panel.levels.values()]
+    for line in panel.lines:
+        found += line.y.tolist() + ([] if line.ends is None else line.ends.flatten().tolist())
+    return found
 
 
 def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:

@@ -144,6 +144,9 @@ def pairs(
                 col=column,
             )
         shown = [v for dots in panel.dots for v in np.asarray(dots.values, float).tolist()]
+        shown += [
+            v for dots in panel.dots if dots.ends is not None for v in dots.ends.flatten().tolist()
+        ]
         canvas.finish(panel.axis, Axis(title), i, ([*shown, *panel.levels.values()], ()))
     canvas.fig.update_yaxes(
         range=[len(names) - 0.4, -0.6],

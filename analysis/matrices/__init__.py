@@ -210,8 +210,8 @@ def draw_views(subject: Subject) -> dict[int, dict[str, Heatmap]]:
         return {}
     cells = max(view_whole(mixer).weights.size for mixer in mixers)
     most = min(ROWS + STEPS, VIEWED // cells)
-    of = [(f"test row {i}", subject.model, subject.batch[i : i + 1]) for i in range(most)]
-    of = of[: ROWS if subject.run else most]
+    rows = range(min(most, ROWS, len(subject.batch.inputs)))
+    of = [(f"test row {i}", subject.model, subject.batch[i : i + 1]) for i in rows]
     if subject.run is not None and subject.step is not None and most > len(of):
         steps = [step for step in subject.run.list_steps() if step != subject.step]
         for step in thin(steps, most - len(of)) if steps else ():

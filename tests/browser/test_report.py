@@ -1,6 +1,7 @@
 """The page in a real browser: whole, quiet, legible, honest, and reachable by keyboard."""
 
 import base64
+import csv
 import re
 import zlib
 from dataclasses import dataclass, field, replace
@@ -164,18 +165,18 @@ def test_figures_follow_a_change_of_theme(run, short, visit):
 def test_everything_is_reachable_by_keyboard_and_named(run, short, visit):
     page = visit(short.path)
     reached = []
-    for _ in range(15 + 2 * len(short.examination.results) + 4 * figures(short.examination)):
+    for _ in range(15 + 2 * len(short.examination.results) + 6 * figures(short.examination)):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
-                "(({ id, hash, dataset }) => id || hash || `${dataset.save}.${dataset.format}`)"
+                "(({ id, hash, dataset }) => id || hash || dataset.view || `${dataset.save}.${dataset.format}`)"
                 "(document.activeElement)"
             )
         )
     assert {f"#{name}" for name in short.examination.results} <= set(reached)
     for plot in page.locator(".plot").all():
         name = plot.get_attribute("id")
-        assert {name, f"{name}.png", f"{name}.svg"} <= set(reached)
+        assert {name, *(f"{name}.{kind}" for kind in ("png", "svg", "csv"))} <= set(reached)
         assert plot.get_attribute("role") == "img"
         assert len(plot.get_attribute("aria-label")) > 40
 
@@ -267,6 +268,27 @@ def test_a_figure_can_be_saved(run, short, visit):
     saved = download.value.path().read_text()
     assert "Test accuracy against rules" in saved
     assert "mqar · IE SM · run · step 4 · seed 0" in saved
+    assert page.complaints == []
+
+
+def test_the_values_of_the_row_that_is_chosen_are_saved(short, visit):
+    page, wanted = visit(short.path), "test row 1"
+    page.locator(f"{MATRIX}-title").scroll_into_view_if_needed()
+    page.locator("[data-view=matrices-1]").select_option(wanted)
+    with page.expect_download() as download:
+        page.locator("[data-save=matrices-1][data-format=csv]").click()
+    with download.value.path().open() as file:
+        rows = list(csv.DictReader(file))
+    (matrix,) = short.examination.results["matrices"][0].views[wanted].picture.weights
+    assert len(rows) == 32 * 33 // 2
+    for row in rows:
+        entry = matrix[int(row["y"]), int(row["x"])]
+        assert float(row["value"]) == pytest.approx(entry, rel=1e-3)
+    with page.expect_download() as download:
+        page.locator("[data-save=baselines-1][data-format=csv]").click()
+    with download.value.path().open() as file:
+        scores = {row["y"]: row["x"] for row in csv.DictReader(file)}
+    assert (float(scores["model"]), float(scores["oracle"])) == (0.5, 1.0)
     assert page.complaints == []
 
 

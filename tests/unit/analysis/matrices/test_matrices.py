@@ -8,11 +8,16 @@ import torch
 from torch import nn
 
 from analysis import matrices, mixing
+from analysis.base import Subject
 from analysis.figures import picture
 from analysis.figures.picture import Heatmap, draw_heatmap, make_picture, pool_matrix
 from analysis.links import AnswerLinks
 from analysis.mixing import BlockMixer
+from lab.config import ModelConfig, TrainConfig
 from lab.layers.mixer import adapt
+from lab.models import build
+from lab.training.run import Run
+from tasks.mqar import MQAR
 
 LINKS = AnswerLinks(np.array([4]), np.array([0]), np.array([1]))
 
@@ -114,3 +119,38 @@ def test_every_head_has_a_square_panel(heads, across):
         domains.add((tuple(x["domain"]), tuple(y["domain"])))
     assert len(domains) == heads
     assert len({horizontal for horizontal, _ in domains}) == across
+
+
+def test_other_rows_and_training_steps_can_be_chosen(tmp_path):
+    task = MQAR(seq_len=16, vocab_size=32)
+    run = Run(tmp_path / "run", task, ModelConfig(stack="SM AM", d_model=16), TrainConfig())
+    before, after = run.load_model(0), run.load_model(0)
+    with torch.no_grad():
+        for weight in after.parameters():
+            weight.mul_(1.5)
+    batch = task.batch(split="test", size=6)
+    for found in matrices.measure(Subject(task, after, batch, step=5, run=run)):
+        rows = [f"test row {i}" for i in range(matrices.ROWS)]
+        assert [*found.views] == [*rows, "test row 0, step 0"]
+        for name, model, row in (("test row 2", after, 2), ("test row 0, step 0", before, 0)):
+            (alone,) = (
+                other
+                for other in matrices.measure(Subject(task, model, batch[row : row + 1]))
+                if other.layer == found.layer
+            )
+            assert alone.views == {}
+            shown, own = found.views[name], alone.picture
+            assert own is not None
+            np.testing.assert_array_equal(shown.picture.weights, own.weights)
+            np.testing.assert_array_equal(shown.tokens, batch.inputs[row].numpy())
+        figure: Any = found.figure()
+        assert [view["name"] for view in figure.layout.meta["views"]] == [*found.views]
+
+
+def test_there_are_fewer_views_of_large_matrices(monkeypatch):
+    task = MQAR(seq_len=16, vocab_size=32)
+    model = build("AM", vocab_size=32, d_model=16).eval()
+    subject = Subject(task, model, task.batch(split="test", size=6))
+    for cells, views in ((3 * 16 * 16, 3), (16 * 16, 0)):
+        monkeypatch.setattr(matrices, "VIEWED", cells)
+        assert len(matrices.measure(subject)[0].views) == views
