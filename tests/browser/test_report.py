@@ -169,7 +169,8 @@ def test_everything_is_reachable_by_keyboard_and_named(run, short, visit):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
-                "(({ id, hash, dataset }) => id || hash || dataset.view || `${dataset.save}.${dataset.format}`)"
+                "(({ id, hash, dataset }) => id || hash || dataset.view ||"
+                " `${dataset.save}.${dataset.format}`)"
                 "(document.activeElement)"
             )
         )
