@@ -241,14 +241,13 @@ class FamilyRecurrence(StateRecurrence):
         reads = run_with_cache(module, mixer.x, ["hook_z"])[1]["hook_z"][:, :, : module.n_heads]
         log_decay = terms.log_decay
         if log_decay is None:
-            log_decay = torch.zeros_like(terms.k[..., 0])
-        log_decay = log_decay.unflatten(1, (-1, module.n_writes)).sum(2)
+            log_decay = torch.zeros_like(terms.q[..., 0])
         return cls(mixer, log_decay, reads, terms)
 
     @property
     def n_writes(self) -> int:
         """Keys and values of a token."""
-        return self.terms.k.shape[1] // self.mixer.x.shape[1]
+        return self.terms.k.shape[2] if self.terms.k.ndim > 4 else 1
 
     @property
     def width(self) -> int:
@@ -263,7 +262,7 @@ class FamilyRecurrence(StateRecurrence):
     def writes(self) -> Float[Tensor, "b t h"]:
         """‖k_t v_tᵀ‖, of which the delta rule takes away what the state held at k_t."""
         size = self.terms.k.norm(dim=-1) * self.terms.v.norm(dim=-1)
-        return size.unflatten(1, (-1, self.n_writes)).norm(dim=2)
+        return size.norm(dim=2) if size.ndim > 3 else size
 
     def blocks(self, row: int, multiple: int = 1) -> Iterator[tuple[slice, Float[Tensor, "h t s"]]]:
         """Yield M̃ of one row of the batch as `BlockMixer.blocks` does."""
@@ -277,19 +276,19 @@ class FamilyRecurrence(StateRecurrence):
 
     def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
         """Return the singular values of M̃[i ≥ split, j < split], with a column for each write."""
-        n_rows, _, h, _ = self.terms.k.shape
+        n_rows, _, h, _ = self.terms.q.shape
         rows_at_once = max(1, FACTORED // (h * (split * self.n_writes) ** 2))
         found = []
         for first in range(0, n_rows, rows_at_once):
             some = slice(first, first + rows_at_once)
             terms: Any = (None if term is None else term[some].double() for term in self.terms)
-            held, read = self._factor(Terms(*terms), split * self.n_writes)
+            held, read = self._factor(Terms(*terms), split)
             upper, lower = (torch.linalg.qr(z, mode="r").R for z in (read, held))
             found.append(torch.linalg.svdvals(upper @ lower.mT))
         return torch.cat(found)
 
-    def _factor(self, terms: Terms, at: int) -> tuple[Tensor, Tensor]:
-        """Return [b h s n], what the state holds of each write s < at, and [b h t n], its reads."""
+    def _factor(self, terms: Terms, split: int) -> tuple[Tensor, Tensor]:
+        """Return what the state holds of earlier writes [b h s n], and what is read [b h t n]."""
         module = self.mixer.module
         assert isinstance(module, Recurrence)
         q, every = terms.q, terms[1:6]
@@ -298,21 +297,20 @@ class FamilyRecurrence(StateRecurrence):
         after: list[Any]
         before, after = (
             [None if term is None else term[:, part] for term in every]
-            for part in (slice(at), slice(at, None))
+            for part in (slice(split), slice(split, None))
         )
         high: Any = {"dtype": q.dtype, "device": q.device}
         # A value of its own for each write, then a state with one for each key channel.
-        before[1] = torch.eye(at, **high)[:, None].expand(size, at, h, at)
-        after[1] = torch.zeros_like(q[:, at:])
+        own = torch.eye(split * self.n_writes, **high)
+        before[1] = own.expand(size, h, -1, -1).transpose(1, 2).reshape(*before[0].shape[:-1], -1)
+        after[1] = torch.zeros_like(after[0])
         start = torch.eye(n, **high).expand(size, h, n, n)
-        held = delta(q[:, :at], *before)[1]
-        if terms.own is None:
-            read = delta(q[:, at:], *after, initial_state=start)[0]
-        else:  # tokens read the state that they find
-            ahead = F.pad(q[:, at + 1 :], (0, 0, 0, 0, 0, 1))
-            read = delta(ahead, *after, initial_state=start)[0]
-            read = torch.cat([q[:, at : at + 1], read[:, :-1]], 1)
-        read = module.divide(F.pad(read, (0, 0, 0, 0, at, 0)), terms)[:, at:]
+        options: Any = {"match_before_decay": module.match_before_decay}
+        held = delta(q[:, :split], *before, **options)[1]
+        if terms.own is not None:  # tokens read the state that they find
+            options["own"] = terms.own[:, split:]
+        read = delta(q[:, split:], *after, initial_state=start, **options)[0]
+        read = module.divide(F.pad(read, (0, 0, 0, 0, split, 0)), terms)[:, split:]
         return held.mT, read.transpose(1, 2)
 
     def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:

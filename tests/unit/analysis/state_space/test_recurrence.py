@@ -219,13 +219,14 @@ def test_what_the_family_writes_reads_and_keeps_is_the_recurrences(name):
     module, found = family(name)
     terms, m = found.terms, found.n_writes
     for b, t, h in ((0, 0, 0), (1, 7, 1)):
-        at = [t * m + j for j in range(m)]
-        size = [float((terms.k[b, i, h].outer(terms.v[b, i, h])).norm()) for i in at]
+        k, v = (z[b, t].reshape(m, 2, -1)[:, h] for z in (terms.k, terms.v))
+        size = [float(k[i].outer(v[i]).norm()) for i in range(m)]
         assert float(found.writes[b, t, h]) == pytest.approx(math.hypot(*size))
-        kept = 1.0 if terms.log_decay is None else terms.log_decay[b, at, h].sum(0).exp().mean()
+        kept = 1.0 if terms.log_decay is None else terms.log_decay[b, t, h].exp().mean()
         assert float(found.kept[b, t, h]) == pytest.approx(float(kept))
     if m == 1 and terms.own is None and not module.normalised:
-        states = delta_states(terms.k, terms.v, *terms[3:6])
+        options: Any = {"match_before_decay": module.match_before_decay}
+        states = delta_states(terms.k, terms.v, *terms[3:6], **options)
         read = torch.einsum("bthnp,bthn->bthp", states, terms.q)
         torch.testing.assert_close(found.reads, read)
     assert found.measure_decay_share(0).isnan().all()
