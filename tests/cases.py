@@ -18,6 +18,7 @@ from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.mamba import Mamba
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
@@ -131,6 +132,8 @@ MIXERS = [
     Case("mlstm rope", lambda: MLSTM(8, position="rope", conv_width=3, norm=False)),
     Case("rwkv6", lambda: RWKV6(8, 2, mix_rank=2, decay_rank=3)),
     Case("rwkv6 convolved", lambda: move(RWKV6(8, mix_rank=1, conv_width=2, gate="none"))),
+    Case("mamba", lambda: Mamba(8, d_state=4)),
+    Case("mamba plain", lambda: move(Mamba(6, d_state=3, d_inner=8, conv_width=0)), d_model=6),
     Case("mamba3", lambda: Mamba3(8, 2, chunk_len=4)),
     Case("mamba3 unrotated", lambda: move(Mamba3(8, d_state=3, rotated=0.0, norm=True))),
     Case("deltanet", lambda: DeltaNet(8, 2)),

@@ -6,6 +6,7 @@ A mixer of `lab.layers.family` says what each token gives the recurrence (`decid
 to the output all is here, so that an option has one meaning everywhere.
 """
 
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import torch
@@ -21,14 +22,15 @@ from lab.layers.state import check_decoding, next_position, token_positions
 from lab.ops.delta import Decay, delta, delta_matrix, delta_states, delta_step
 from lab.ops.precision import promote
 from lab.ops.rope import apply_rotary, rotary_table
+from lab.ops.scan import scan
 from tasks.bounds import check_choice
 
 Activation = Literal["none", "silu", "elu1"]
 Norm = Literal["none", "l2", "rms"]
-Gate = Literal["none", "silu", "sigmoid"]
+Gate = Literal["none", "silu", "sigmoid", "gelu"]
 Position = Literal["none", "rope"]
 ACTIVATIONS = {"none": lambda z: z, "silu": F.silu, "elu1": lambda z: F.elu(z) + 1}
-GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+GATES = {"silu": F.silu, "sigmoid": torch.sigmoid, "gelu": partial(F.gelu, approximate="tanh")}
 NORM_EPS, L2_EPS = 1e-5, 1e-6
 """Added to the mean square, and to the sum of squares."""
 DIVISOR_EPS = 1e-6
@@ -48,7 +50,8 @@ class Shared(TypedDict, total=False):
         position: "rope" rotates q and k to their positions.
         rope_base: wavelength base of the rotation.
         norm: whether each head's output has an RMSNorm.
-        gate: what multiplies the output: "silu" or "sigmoid" of a linear map of x, or "none".
+        gate: what multiplies the output: "silu", "sigmoid" or "gelu" (its approximation by tanh) of
+            a linear map of x, or "none".
         chunk_len: tokens of a chunk; affects only the speed.
     """
 
@@ -100,6 +103,8 @@ class Terms(NamedTuple):
     Attributes:
         log_floor: where it is given, the divisor of `normalised` is its absolute value, or the
             exponential of this where that is larger.
+        skip: where it is given, `per_channel` or with levels, a token reads skip_t v_t besides.
+        scales: of the levels of the past, where there are any (`lab.ops.log_linear`).
     """
 
     q: Float[Tensor, "b t h n"]
@@ -110,6 +115,8 @@ class Terms(NamedTuple):
     erase: Float[Tensor, "b t *r h n"] | None = None
     own: Float[Tensor, "b t h"] | None = None
     log_floor: Float[Tensor, "b t h"] | None = None
+    skip: Float[Tensor, "b t h"] | None = None
+    scales: Float[Tensor, "b t h l"] | None = None
 
 
 def shift(
@@ -151,6 +158,11 @@ class Recurrence(Mixer):
     normed: ClassVar[Literal["head", "all heads", "centred head"]] = "head"
     """What `norm` divides by its root mean square; "centred" has its mean subtracted first."""
 
+    per_channel: ClassVar[bool] = False
+    """Whether each channel of the values is a head; q and k are made of them (`find_keys`)."""
+    conv_bias: ClassVar[bool] = False
+    """Whether the convolution has a bias."""
+
     carry_width: int = 0
     """Numbers of `RecurrentState.carry`."""
     n_writes: int = 1
@@ -158,6 +170,11 @@ class Recurrence(Mixer):
     `decide` splits the heads of k and v that it then gets."""
     match_before_decay: ClassVar[bool] = False
     """Whether what is corrected is read before the state decays, as in `lab.ops.delta`."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    """Both None `per_channel`."""
+    v_proj: nn.Linear
 
     takes_rows = True
     takes_positions = True
@@ -173,7 +190,8 @@ class Recurrence(Mixer):
         chosen: Any = {**self.list_defaults(), **shared}
         width = d_model if chosen["d_value"] is None else chosen["d_value"]
         for name, given in (("d_model", d_model), ("d_value", width)):
-            if given < 1 or n_heads < 1 or given % n_heads:
+            parted = name == "d_value" or not self.per_channel
+            if given < 1 or n_heads < 1 or (parted and given % n_heads):
                 raise ValueError(f"{name}={given} must be a positive multiple of {n_heads=}")
         n = d_model // n_heads if chosen["d_state"] is None else chosen["d_state"]
         for name, value, least in (
@@ -197,13 +215,17 @@ class Recurrence(Mixer):
         self.position, self.rope_base = chosen["position"], chosen["rope_base"]
         self.gate, self.chunk_len = chosen["gate"], chosen["chunk_len"]
 
-        self.q_proj = nn.Linear(d_model, n_heads * n, bias=False)
-        self.k_proj = nn.Linear(d_model, self.n_writes * n_heads * n, bias=False)
-        self.v_proj = nn.Linear(d_model, self.n_writes * width, bias=False)
-        self.widths = [f.out_features for f in (self.q_proj, self.k_proj, self.v_proj)]
+        self.widths = [n_heads * n, self.n_writes * n_heads * n, self.n_writes * width]
+        if self.per_channel:
+            self.widths[:2] = [0, 0]
+        for name, out in zip(("q_proj", "k_proj", "v_proj"), self.widths, strict=True):
+            made = nn.Linear(d_model, out, bias=False) if out else None
+            self.register_module(name, made)
         self.conv = None
         if chosen["conv_width"]:
-            self.conv = CausalConvolution(sum(self.widths), chosen["conv_width"], bias=False)
+            self.conv = CausalConvolution(
+                sum(self.widths), chosen["conv_width"], bias=self.conv_bias
+            )
         weights = width // n_heads if self.normed == "head" else width
         self.norm_weight = nn.Parameter(torch.ones(weights)) if chosen["norm"] else None
         self.g_proj: nn.Module | None
@@ -238,6 +260,13 @@ class Recurrence(Mixer):
         """
         return (x, x, x, x), carry
 
+    def find_keys(
+        self, v: Float[Tensor, "b t h 1"]
+    ) -> tuple[Float[Tensor, "b t h n"], Float[Tensor, "b t h n"]]:
+        """Return q and k of channels `per_channel`: ones, unless defined otherwise."""
+        ones = torch.ones_like(v).expand(*v.shape[:3], self.d_state)
+        return ones, ones
+
     def normalise(
         self, q: Float[Tensor, "b t h n"], k: Float[Tensor, "b t g n"]
     ) -> tuple[Float[Tensor, "b t h n"], Float[Tensor, "b t g n"]]:
@@ -261,6 +290,11 @@ class Recurrence(Mixer):
         Not where the two channels that are rotated together decay at different rates.
         """
         return not (self.channel_decay and self.position == "rope")
+
+    @property
+    def state_width(self) -> int:
+        """Numbers that the state holds for each channel of the values."""
+        return self.d_state
 
     @property
     def rotary_pairs(self) -> RotaryPairs | None:
@@ -366,6 +400,8 @@ class Recurrence(Mixer):
         terms = self._compute(x)[0]
         read: Any = {"match_before_decay": self.match_before_decay, "own": terms.own}
         M = delta_matrix(terms.q, terms.k, *terms[3:6], rows=rows, **read)
+        if terms.skip is not None:
+            M = M + terms.skip.mT.diag_embed()[:, :, slice(None) if rows is None else rows]
         if not self.normalised:
             return M
         floor = None
@@ -401,7 +437,7 @@ class Recurrence(Mixer):
     def _list_sizes(self, batch: int) -> tuple[tuple[int, ...], ...]:
         """Return the sizes of what a state holds, as `RecurrentState` lists it."""
         return (
-            (batch, self.n_heads, self.d_state, self.d_value + self.normalised),
+            (batch, self.n_heads, self.state_width, self.d_value + self.normalised),
             (batch, 0 if self.conv is None else self.conv.width - 1, sum(self.widths)),
             (batch, self.carry_width),
             (batch,),
@@ -418,15 +454,19 @@ class Recurrence(Mixer):
         carry = x.new_zeros(len(x), self.carry_width, dtype=high) if state is None else state.carry
         inputs, carry = self.prepare(x, carry, keep)
         projections = self.q_proj, self.k_proj, self.v_proj
-        joint = torch.cat([f(z) for f, z in zip(projections, inputs[:3], strict=True)], -1).to(high)
+        parts = zip(projections, inputs[:3], strict=True)
+        joint = torch.cat([f(z) for f, z in parts if f is not None], -1).to(high)
         tail = joint.new_zeros(len(x), 0, joint.shape[-1]) if state is None else state.tail
         if self.conv is not None:
             joint, tail = self.conv(joint, None if state is None else tail, keep)
         q, k, v = joint.split(self.widths, -1)
         activate = ACTIVATIONS[self.activation]
         q, k, v = activate(q), activate(k), v if self.activation == "elu1" else activate(v)
-        q, k = (rearrange(z, "b t (h n) -> b t h n", n=self.d_state) for z in (q, k))
         v = rearrange(v, "b t (h p) -> b t h p", p=self.d_value)
+        if self.per_channel:
+            q, k = self.find_keys(v)
+        else:
+            q, k = (rearrange(z, "b t (h n) -> b t h n", n=self.d_state) for z in (q, k))
         q, k = self.normalise(q, k)
         q, k = self.hook_q(q), self.hook_k(k)
         if self.position == "rope":
@@ -462,14 +502,17 @@ class Recurrence(Mixer):
         q, written, own = terms.q, terms[1:6], terms.own
         before_decay = self.match_before_decay
         options: Any = {"match_before_decay": before_decay, "initial_state": memory}
-        if not self.hook_state.active:
+        if not self.hook_state.active and not self.per_channel:
             if q.shape[1] == 1 and memory is not None:
                 now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
                 z, memory = delta_step(*now, state=memory, match_before_decay=before_decay, own=own)
                 return self._divide(z[:, None], terms), memory
             z, memory = delta(q, *written, chunk_len=self.chunk_len, own=own, **options)
             return self._divide(z, terms), memory
-        states = delta_states(*written, **options)
+        if self.per_channel:
+            states = _scan_channels(terms, memory)
+        else:
+            states = delta_states(*written, **options)
         last = states[:, -1]
         if own is not None:  # the state before a token is read
             before = torch.zeros_like(last) if memory is None else memory
@@ -477,12 +520,25 @@ class Recurrence(Mixer):
         z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), q.to(states))
         if own is not None:
             z = z + own[..., None] * terms.v
+        if terms.skip is not None:
+            z = z + terms.skip[..., None] * terms.v
         return self._divide(z, terms), last
 
     def _divide(self, z: Float[Tensor, "b t h s"], terms: Terms) -> Float[Tensor, "b t h _"]:
         if not self.normalised:
             return z
         return z[..., :-1] / _bound_divisor(z[..., -1:], terms.log_floor)
+
+
+def _scan_channels(
+    terms: Terms, memory: Float[Tensor, "b h n 1"] | None
+) -> Float[Tensor, "b t h n 1"]:
+    """Return the state after each token, where each channel is a head and nothing is erased."""
+    k, log_decay = terms.k, terms.log_decay
+    assert log_decay is not None
+    decay = log_decay.exp() if log_decay.ndim == 4 else log_decay.exp()[..., None]
+    before = None if memory is None else memory[..., 0]
+    return scan(decay.expand_as(k), k * terms.v, before)[..., None]
 
 
 def _bound_divisor(total: Tensor, log_floor: Tensor | None) -> Tensor:

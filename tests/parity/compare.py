@@ -1,5 +1,6 @@
 """What the comparisons with public modules share."""
 
+import random
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
@@ -15,6 +16,16 @@ M = TypeVar("M", bound=nn.Module)
 
 ROUNDINGS = 64
 """Behind each number stand sums of tens of terms, whose roundings mostly cancel."""
+
+
+SHAPES = range(50)
+"""Seeds of `draw_shape`."""
+
+
+def draw_shape(seed: int) -> tuple[int, int, int, int]:
+    """Return batch, heads, tokens and width of a head, drawn from a seed."""
+    draw = random.Random(seed)
+    return draw.randint(1, 3), draw.randint(1, 4), draw.randint(2, 40), draw.randint(1, 8)
 
 
 def modules(family: str) -> ModuleType:
