@@ -20,8 +20,10 @@ from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mamba import Mamba
 from lab.layers.family.mamba3 import Mamba3
+from lab.layers.family.mingru import MinGRU
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
+from lab.layers.family.rglru import RGLRU
 from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.family.sliding_window import SlidingWindowAttention
@@ -134,6 +136,10 @@ MIXERS = [
     Case("rwkv6 convolved", lambda: move(RWKV6(8, mix_rank=1, conv_width=2, gate="none"))),
     Case("mamba", lambda: Mamba(8, d_state=4)),
     Case("mamba plain", lambda: move(Mamba(6, d_state=3, d_inner=8, conv_width=0)), d_model=6),
+    Case("mingru", lambda: MinGRU(8)),
+    Case("mingru wide", lambda: move(MinGRU(8, d_inner=12, conv_width=2, gate="silu"))),
+    Case("rglru", lambda: RGLRU(8, 2)),
+    Case("rglru plain", lambda: move(RGLRU(8, d_inner=6, conv_width=0, gate="none"))),
     Case("mamba3", lambda: Mamba3(8, 2, chunk_len=4)),
     Case("mamba3 unrotated", lambda: move(Mamba3(8, d_state=3, rotated=0.0, norm=True))),
     Case("deltanet", lambda: DeltaNet(8, 2)),

@@ -24,8 +24,10 @@ from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mamba import Mamba
 from lab.layers.family.mamba3 import Mamba3
+from lab.layers.family.mingru import MinGRU
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
+from lab.layers.family.rglru import RGLRU
 from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.family.sliding_window import SlidingWindowAttention
@@ -69,6 +71,8 @@ MIXERS = {
     "mlstm": MixerKind(MLSTM, "an LSTM with a matrix as its cell", "2405.04517"),
     "rwkv6": MixerKind(RWKV6, "fading key channels, and a shift by a token", "2404.05892"),
     "mamba": MixerKind(Mamba, "a small state a channel: a selective scan", "2312.00752"),
+    "mingru": MixerKind(MinGRU, "a running mean a channel, gated", "2410.01201"),
+    "rglru": MixerKind(RGLRU, "a decaying number a channel, gated", "2402.19427"),
     "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
     "deltanet": MixerKind(DeltaNet, "writes replace what is held: the delta rule", "2406.06484"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),

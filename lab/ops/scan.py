@@ -2,9 +2,9 @@
 
     h_t = a_t ⊙ h_{t−1} + w_t
 
-Two neighbouring tokens are one token of a recurrence that is half as long: its decay is a_{t+1} a_t,
-and it writes a_{t+1} w_t + w_{t+1}. That one's states are every second state of this one. Nothing is
-divided by a decay, so that none is too strong.
+Two neighbouring tokens are one token of a recurrence that is half as long: its decay is
+a_{t+1} a_t, and it writes a_{t+1} w_t + w_{t+1}. The states of that recurrence are every second
+state of this one. Nothing is divided by a decay, so that none is too strong.
 
 Source: Blelloch 1990, Prefix sums and their applications.
 """

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from lab import peers
 from lab.layers.family.mamba import Mamba
+from lab.layers.family.mingru import MinGRU
+from lab.layers.family.rglru import RGLRU
 from tests.normal import draw_normal
 from tests.parity.compare import (
     SHAPES,
@@ -42,3 +45,53 @@ def test_mamba_is_that_of_transformers(seed: int):
     )
     x = draw_normal(b, t, d, dtype=torch.float32, seed=seed)
     assert_agree(ours, weights, theirs, theirs, x, ROUNDINGS)
+
+
+@pytest.mark.parametrize("seed", SHAPES)
+def test_rglru_is_the_recurrent_block_of_transformers(seed: int):
+    b, h, t, p = draw_shape(seed)
+    name = "transformers.models.recurrent_gemma"
+    settings = peers.load(f"{name}.configuration_recurrent_gemma").RecurrentGemmaConfig(
+        hidden_size=h * p, lru_width=h * p, num_attention_heads=h, conv1d_width=1 + seed % 4
+    )
+    block = peers.load(f"{name}.modeling_recurrent_gemma").RecurrentGemmaRecurrentBlock(settings, 0)
+    theirs = draw_parameters(block, torch.float32)
+    for part in (theirs.linear_x, theirs.linear_y, theirs.linear_out):
+        part.bias = None
+    gates = theirs.rg_lru
+    weights = {
+        "v_proj.weight": theirs.linear_x.weight,
+        "g_proj.weight": theirs.linear_y.weight,
+        "out_proj.weight": theirs.linear_out.weight,
+        "conv.weight": theirs.conv_1d.weight[:, 0],
+        "conv.bias": theirs.conv_1d.bias,
+        "rate": gates.recurrent_param,
+        "gate_weight": torch.stack([gates.input_gate_weight, gates.recurrent_gate_weight]),
+        "gate_bias": torch.stack([gates.input_gate_bias, gates.recurrent_gate_bias]),
+    }
+    # Theirs writes the token at position 0 as if nothing had been kept before it.
+    positions = torch.arange(1, t + 1).expand(b, t)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return theirs(x, positions, None, use_cache=False)[0]
+
+    ours = RGLRU(h * p, h, conv_width=1 + seed % 4)
+    x = draw_normal(b, t, h * p, dtype=torch.float32, seed=seed)
+    assert_agree(ours, weights, theirs, run, x, ROUNDINGS)
+
+
+@pytest.mark.parametrize("seed", SHAPES)
+def test_mingru_is_its_definition(seed: int):
+    b, h, t, p = draw_shape(seed)
+    ours = draw_parameters(MinGRU(p, d_inner=h))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        z, v = ours.z_proj(x).sigmoid(), ours.v_proj(x)
+        state, outputs = x.new_zeros(b, h), []
+        for i in range(t):
+            state = (1 - z[:, i]) * state + z[:, i] * v[:, i]
+            outputs.append(state)
+        return ours.out_proj(torch.stack(outputs, 1))
+
+    weights = dict(ours.named_parameters())
+    assert_agree(ours, weights, ours, run, draw_normal(b, t, p, seed=seed), ROUNDINGS)
