@@ -8,6 +8,7 @@ from torch import nn
 from lab.laws import Outcome, Reach
 from lab.layers.attention import Attention
 from lab.layers.cdmoe import CDMoE
+from lab.layers.family.based import Based
 from lab.layers.family.comba import Comba
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.deltaproduct import GatedDeltaProduct
@@ -121,6 +122,8 @@ MIXERS = [
     Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
     Case("linear attention", lambda: LinearAttention(8, 2), verdicts=GROWS),
     Case("linear attention sums", lambda: LinearAttention(8, normalise=False), verdicts=GROWS),
+    Case("based", lambda: Based(8, 2, d_state=3), verdicts=GROWS),
+    Case("based rope", lambda: Based(8, d_state=2, position="rope", conv_width=2), verdicts=GROWS),
     Case("retnet", lambda: Retention(8, 2)),
     Case("gla", lambda: GatedLinearAttention(8, 2, gate_rank=3)),
     Case(

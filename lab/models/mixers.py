@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.layers.attention import Attention
+from lab.layers.family.based import Based
 from lab.layers.family.comba import Comba
 from lab.layers.family.deltanet import DeltaNet
 from lab.layers.family.deltaproduct import GatedDeltaProduct
@@ -65,6 +66,7 @@ MIXERS = {
         InnerFunctionAttention, "attention whose values tokens look up", "the paper", "I"
     ),
     "linear": MixerKind(LinearAttention, "a sum over the past in place of a softmax", "2006.16236"),
+    "based": MixerKind(Based, "the same, near a softmax: its Taylor series", "2402.18668"),
     "retnet": MixerKind(Retention, "a sum over the past that fades", "2307.08621"),
     "gla": MixerKind(GatedLinearAttention, "key channels that fade as tokens say", "2312.06635"),
     "hgrn2": MixerKind(HGRN2, "key channels that write what they forget", "2404.07904"),

@@ -13,6 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab import peers
+from lab.layers.family.based import Based
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.mamba3 import Mamba3
@@ -20,7 +21,8 @@ from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
 from lab.layers.family.rwkv6 import RWKV6
 from tests.normal import draw_normal
-from tests.parity.compare import assert_agree, draw_parameters
+from tests.parity.compare import SHAPES as SEEDS
+from tests.parity.compare import assert_agree, draw_parameters, draw_shape
 
 ROUNDINGS = 256
 """Their recurrence is in fp32, token by token."""
@@ -229,6 +231,25 @@ def test_mamba3_is_that_of_its_authors(seed: int, b: int, h: int, t: int, p: int
     ours = Mamba3(d, h, d_state=n, chunk_len=8).double()
     x = draw_normal(b, t, d, seed=seed)
     assert_agree(ours, weights, theirs, run, x, 4 * ROUNDINGS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_based_is_that_of_flash_linear_attention(seed: int):
+    b, h, t, p = draw_shape(seed)
+    layer = peers.load("fla.layers.based").BasedLinearAttention
+    naive = peers.load("fla.ops.based.naive").naive_parallel_based
+    n = 1 + seed % 6
+    theirs = layer(hidden_size=h * p, feature_dim=n, num_heads=h, num_key_value_heads=h)
+    theirs = draw_parameters(theirs)
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(f(x), h) for f in (theirs.q_proj, theirs.k_proj, theirs.v_proj))
+        o = naive(*(z.transpose(1, 2) for z in (q, k, v))).transpose(1, 2)
+        return theirs.o_proj(rearrange(o, "b t h p -> b t (h p)"))
+
+    ours = Based(h * p, h, d_state=n, chunk_len=8)
+    weights = name_weights(theirs, k_proj="k_proj", v_proj="v_proj")
+    assert_agree(ours, weights, theirs, run, draw_normal(b, t, h * p, seed=seed), ROUNDINGS)
 
 
 @pytest.mark.parametrize("compare", [compare_gla, compare_retention, compare_hgrn2])
