@@ -17,6 +17,7 @@ from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mamba import Mamba
@@ -143,6 +144,8 @@ MIXERS = [
     Case("mingru wide", lambda: move(MinGRU(8, d_inner=12, conv_width=2, gate="silu"))),
     Case("rglru", lambda: RGLRU(8, 2)),
     Case("rglru plain", lambda: move(RGLRU(8, d_inner=6, conv_width=0, gate="none"))),
+    Case("hyena", lambda: Hyena(8, filter_len=16, filter_width=6)),
+    Case("hyena bands", lambda: move(Hyena(8, filter_len=16, filter_width=4, n_bands=3))),
     Case("mamba3", lambda: Mamba3(8, 2, chunk_len=4)),
     Case("mamba3 unrotated", lambda: move(Mamba3(8, d_state=3, rotated=0.0, norm=True))),
     Case("deltanet", lambda: DeltaNet(8, 2)),

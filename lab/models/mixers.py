@@ -21,6 +21,7 @@ from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.mamba import Mamba
@@ -75,6 +76,7 @@ MIXERS = {
     "mamba": MixerKind(Mamba, "a small state a channel: a selective scan", "2312.00752"),
     "mingru": MixerKind(MinGRU, "a running mean a channel, gated", "2410.01201"),
     "rglru": MixerKind(RGLRU, "a decaying number a channel, gated", "2402.19427"),
+    "hyena": MixerKind(Hyena, "a gated convolution with the whole past", "2302.10866"),
     "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
     "deltanet": MixerKind(DeltaNet, "writes replace what is held: the delta rule", "2406.06484"),
     "gdn": MixerKind(GatedDeltaNet, "the delta rule, with decay", "2412.06464"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lab import peers
+from lab.layers.family.hyena import Hyena
 from lab.layers.family.mamba import Mamba
 from lab.layers.family.mingru import MinGRU
 from lab.layers.family.rglru import RGLRU
@@ -95,3 +96,32 @@ def test_mingru_is_its_definition(seed: int):
 
     weights = dict(ours.named_parameters())
     assert_agree(ours, weights, ours, run, draw_normal(b, t, p, seed=seed), ROUNDINGS)
+
+
+@pytest.mark.parametrize("seed", SHAPES)
+def test_hyena_is_its_definition(seed: int):
+    """Filters and sums as in § 3 and the authors' code, tap by tap, without a transform."""
+    b, h, t, p = draw_shape(seed)
+    t, bands, length = 3 * t, 1 + seed % 3, 7 + seed
+    ours = Hyena(h, filter_len=length, filter_width=p, n_bands=bands, conv_width=1 + seed % 3)
+    ours = draw_parameters(ours)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(t, dtype=x.dtype)[:, None]
+        angles = 2 * torch.pi * i / length * torch.linspace(1e-4, max(bands - 1, 1e-4), bands)
+        time = i / (length - 1)
+        z = torch.cat([time, angles.cos(), -angles.sin()], -1)
+        for layer in ours.layers:
+            z = (ours.frequency * layer(z)).sin()
+        slowest, fastest = (torch.tensor(0.01).log() / share for share in (1.5, 0.3))
+        window = (-time * torch.linspace(slowest, fastest, h).abs()).exp()
+        taps = ours.taps(z) * window
+        q, k, v = ours.conv(ours.in_proj(x))[0].chunk(3, -1)
+        u = k * v
+        sums = ours.D * u
+        for j in range(t):
+            sums[:, j] += (taps[: j + 1].flip(0) * u[:, : j + 1]).sum(1)
+        return ours.out(q * sums)
+
+    weights = dict(ours.named_parameters())
+    assert_agree(ours, weights, ours, run, draw_normal(b, t, h, seed=seed), ROUNDINGS)
