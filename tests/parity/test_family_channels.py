@@ -1,5 +1,7 @@
 """Mixers whose every channel is a head, against transformers' layers or their definition."""
 
+import math
+
 import pytest
 import torch
 
@@ -108,13 +110,19 @@ def test_hyena_is_its_definition(seed: int):
 
     def run(x: torch.Tensor) -> torch.Tensor:
         i = torch.arange(t, dtype=x.dtype)[:, None]
-        angles = 2 * torch.pi * i / length * torch.linspace(1e-4, max(bands - 1, 1e-4), bands)
+        angles = (
+            2
+            * torch.pi
+            * i
+            / length
+            * torch.linspace(1e-4, max(bands - 1, 1e-4), bands, dtype=x.dtype)
+        )
         time = i / (length - 1)
         z = torch.cat([time, angles.cos(), -angles.sin()], -1)
         for layer in ours.layers:
             z = (ours.frequency * layer(z)).sin()
-        slowest, fastest = (torch.tensor(0.01).log() / share for share in (1.5, 0.3))
-        window = (-time * torch.linspace(slowest, fastest, h).abs()).exp()
+        slowest, fastest = (math.log(0.01) / share for share in (1.5, 0.3))
+        window = (-time * torch.linspace(slowest, fastest, h, dtype=x.dtype).abs()).exp()
         taps = ours.taps(z) * window
         q, k, v = ours.conv(ours.in_proj(x))[0].chunk(3, -1)
         u = k * v

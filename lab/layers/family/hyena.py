@@ -103,7 +103,9 @@ class Hyena(Mixer):
         """Return f_0 … f_{t−1}, D being added to f_0."""
         D = self.D.to(dtype)
         i = torch.arange(t, device=D.device, dtype=dtype)[:, None]
-        bands = torch.linspace(1e-4, max(self.n_bands - 1, 1e-4), self.n_bands).to(D)
+        bands = torch.linspace(
+            1e-4, max(self.n_bands - 1, 1e-4), self.n_bands, dtype=dtype, device=D.device
+        )
         angles = 2 * math.pi / self.filter_len * i * bands
         share = i / max(self.filter_len - 1, 1)
         z = torch.cat([share, angles.cos(), -angles.sin()], -1)
@@ -111,7 +113,8 @@ class Hyena(Mixer):
             assert isinstance(layer, nn.Linear)
             z = F.linear(z, layer.weight.to(z), layer.bias.to(z))
             z = (self.frequency.to(z) * z).sin()
-        rates = -math.log(REMAINS) / torch.linspace(SLOWEST, FASTEST, len(D)).to(D)
+        slowest, fastest = (-math.log(REMAINS) / after for after in (SLOWEST, FASTEST))
+        rates = torch.linspace(slowest, fastest, len(D), dtype=dtype, device=D.device)
         taps = F.linear(z, self.taps.weight.to(z)) * (-rates * share).exp()
         return torch.cat([taps[:1] + D, taps[1:]])
 
@@ -147,18 +150,19 @@ class Hyena(Mixer):
             raise ValueError(f"state.past is {list(state.past.shape)}: it is of another layer")
         before = self.start(len(x)) if state is None else state
         q, k, v, tail = self._compute(x, before.tail, keep)
-        written, order = (k * v)[..., 0], None
-        if keep is not None:  # kept tokens last: zeros before the first one write nothing
-            order = keep.long().argsort(dim=1, stable=True)[..., None]
-            written = written.masked_fill(~keep[..., None], 0).take_along_dim(order, 1)
+        written, held, order = (k * v)[..., 0], before.past.shape[1], None
+        if keep is not None:
+            written = written.masked_fill(~keep[..., None], 0)
         past = torch.cat([before.past.to(written), written], 1)
+        if keep is not None:  # padding first: zeros there write nothing and part no tokens
+            order = F.pad(keep.long(), (held, 0), value=1).argsort(dim=1, stable=True)[..., None]
+            past = past.take_along_dim(order, 1)
         taps = self.make_filter(past.shape[1], past.dtype)
-        if x.shape[1] == 1:
+        if order is None and x.shape[1] == 1:
             z = torch.einsum("bsc,sc->bc", past, taps.flip(0))[:, None]
         else:
-            z = convolve(past, taps)[:, before.past.shape[1] :]
-        if order is not None:
-            z = z.take_along_dim(order.argsort(dim=1), 1)
+            z = convolve(past, taps)
+            z = (z if order is None else z.take_along_dim(order.argsort(dim=1), 1))[:, held:]
         y = self.project(x, rearrange(q * z[..., None], "b t h p -> b h t p"))
         return y, HyenaState(past, tail, next_position(x, state, keep))
 
