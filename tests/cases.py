@@ -30,6 +30,7 @@ from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.family.stickbreaking import StickBreakingAttention
+from lab.layers.family.ttt import TTTLinear
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mlp import MLP
 from lab.layers.peer import PEER
@@ -75,6 +76,9 @@ FADES: dict[str, Outcome] = {"stable": "fails"}
 """The state holds a bias of each key that falls with its distance: outputs do not grow."""
 HEAVY: dict[str, Outcome] = {"stable": "not decided"}
 """With A > 0 a value mask has unbounded biases: the more tokens, the larger the largest."""
+
+UNMIXED: dict[str, Outcome] = {"matrix applies": "not applicable"}
+"""What tokens write depends on what others wrote: there is no matrix."""
 
 A, IFA = Attention, InnerFunctionAttention
 
@@ -170,6 +174,8 @@ MIXERS = [
     Case("comba rope", lambda: move(Comba(8, correction=0.02, position="rope", conv_width=0))),
     Case("rwkv7", lambda: RWKV7(8, 2, rank=2, gate_rank=3)),
     Case("rwkv7 plain", lambda: move(RWKV7(8, rank=1, conv_width=2, gate="none", norm=False))),
+    Case("ttt", lambda: TTTLinear(8, 2, batch_len=4), verdicts=UNMIXED),
+    Case("ttt moved", lambda: move(TTTLinear(8, batch_len=3)), verdicts=UNMIXED),
     Case("alibi", lambda: ALiBi(9, 3), verdicts=FADES, d_model=9),
     Case("forgetting attention", lambda: ForgettingAttention(8, 2), verdicts=FADES),
     Case(

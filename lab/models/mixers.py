@@ -34,6 +34,7 @@ from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.family.rwkv7 import RWKV7
 from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.family.stickbreaking import StickBreakingAttention
+from lab.layers.family.ttt import TTTLinear
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
@@ -84,6 +85,7 @@ MIXERS = {
     "deltaproduct": MixerKind(GatedDeltaProduct, "several delta rules a token", "2502.10297"),
     "comba": MixerKind(Comba, "a delta rule with feedback of its own", "2506.02475"),
     "rwkv7": MixerKind(RWKV7, "fading key channels, erased each at its rate", "2503.14456"),
+    "ttt": MixerKind(TTTLinear, "a model that learns while it reads", "2407.04620"),
     "alibi": MixerKind(ALiBi, "softmax, scores falling with distance", "2108.12409"),
     "fox": MixerKind(ForgettingAttention, "softmax with forget gates", "2503.02130"),
     "window": MixerKind(SlidingWindowAttention, "softmax over the last tokens", "2004.05150"),

@@ -21,8 +21,10 @@ from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.rwkv7 import RWKV7
+from lab.layers.family.ttt import TTTLinear
 from tests.normal import draw_normal
-from tests.parity.compare import assert_agree, draw_parameters
+from tests.parity.compare import SHAPES as SEEDS
+from tests.parity.compare import assert_agree, draw_parameters, draw_shape
 
 ROUNDINGS = 256
 """Their recurrence is in fp32, token by token."""
@@ -233,3 +235,76 @@ def test_same_values_and_gradients(name: str, seed: int, b: int, h: int, t: int,
     ours, theirs, weights, run = COMPARISONS[name](h, p)
     x = draw_normal(b, t, h * p, dtype=torch.float32, seed=seed)
     assert_agree(ours, weights, theirs, run, x, ROUNDINGS)
+
+
+class LikeTheirs(TTTLinear):
+    """What the linear models give is added to its norm, where the paper adds q."""
+
+    def complete(self, q: Tensor, z: Tensor) -> Tensor:
+        return z + self.normalise(z)[0] * self.ln_weight + self.ln_bias
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ttt_is_the_reference_of_flash_linear_attention(seed: int):
+    """Its rates are the reader's, ours the writer's times 1/i: both are the same without x."""
+    b, h, t, p = draw_shape(seed)
+    p, size = p + 3, 1 + seed % 9  # norms of two channels are steps
+    reference = peers.load("fla.ops.ttt.naive").chunk_ttt_linear_ref
+    ours = draw_parameters(LikeTheirs(h * p, h, batch_len=size), torch.float32)
+    ours.rate.weight.data.zero_()
+    ours.rate.weight.requires_grad_(False)
+    ours.bias.data.zero_()
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(f(x), h) for f in (ours.q, ours.k, ours.v))
+        share = 1 / (torch.arange(t) % size + 1)
+        eta = (ours.rate.bias.sigmoid() / p * share[:, None]).expand(b, t, h)[..., None]
+        start = {"initial_state": ours.weight.expand(b, h, p, p)}
+        start["initial_state_bias"] = ours.bias.expand(b, h, p)[:, :, None]
+        o, *_ = reference(
+            *(q, k, v, ours.ln_weight, ours.ln_bias, eta),
+            scale=1.0,
+            mini_batch_size=size,
+            **start,
+        )
+        return ours.out(ours.norm(rearrange(o, "b t h p -> b t (h p)")))
+
+    x = draw_normal(b, t, h * p, dtype=torch.float32, seed=seed)
+    named = dict(ours.named_parameters())
+    theirs = nn.Module()
+    theirs.__dict__["_parameters"] = {
+        name.replace(".", "_"): z for name, z in named.items() if z.requires_grad
+    }
+    assert_agree(ours, named, theirs, run, x, ROUNDINGS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ttt_is_its_definition(seed: int):
+    """Token by token, by the inner loss's own gradient."""
+    b, h, t, p = draw_shape(seed)
+    t, p, size = min(t, 12), p + 3, 1 + seed % 5
+    ours = draw_parameters(TTTLinear(h * p, h, batch_len=size))
+
+    def norm(z: Tensor, head: int) -> Tensor:
+        return F.layer_norm(z, (p,), ours.ln_weight[head], ours.ln_bias[head], 1e-6)
+
+    def run(x: Tensor) -> Tensor:
+        q, k, v = (heads(f(x), h) for f in (ours.q, ours.k, ours.v))
+        rate, outputs = ours.rate(x).sigmoid() / p, torch.zeros(b, t, h, p, dtype=x.dtype)
+        for row, head in [(row, head) for row in range(b) for head in range(h)]:
+            model = start = [ours.weight[head], ours.bias[head]]
+            sums = [0.0, 0.0]
+            for i in range(t):
+                if i % size == 0:
+                    start, sums = [1.0 * z for z in model], [0.0, 0.0]
+                key, value = k[row, i, head], v[row, i, head]
+                loss = (key + norm(key @ start[0] + start[1], head) - value).square().sum() / 2
+                slopes = torch.autograd.grad(loss, start, create_graph=True)
+                sums = [s + rate[row, i, head] * g for s, g in zip(sums, slopes, strict=True)]
+                model = [z - s / (i % size + 1) for z, s in zip(start, sums, strict=True)]
+                query = q[row, i, head]
+                outputs[row, i, head] = query + norm(query @ model[0] + model[1], head)
+        return ours.out(ours.norm(rearrange(outputs, "b t h p -> b t (h p)")))
+
+    x = draw_normal(b, t, h * p, seed=seed)
+    assert_agree(ours, dict(ours.named_parameters()), ours, run, x, 4096)
