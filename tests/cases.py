@@ -20,6 +20,7 @@ from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.log_linear import LogLinearAttention
 from lab.layers.family.mamba import Mamba
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mingru import MinGRU
@@ -142,6 +143,8 @@ MIXERS = [
     Case("mlstm rope", lambda: MLSTM(8, position="rope", conv_width=3, norm=False)),
     Case("rwkv6", lambda: RWKV6(8, 2, mix_rank=2, decay_rank=3)),
     Case("rwkv6 convolved", lambda: move(RWKV6(8, mix_rank=1, conv_width=2, gate="none"))),
+    Case("log-linear", lambda: LogLinearAttention(8, 2, n_levels=5)),
+    Case("log-linear short", lambda: move(LogLinearAttention(8, n_levels=3, position="rope"))),
     Case("mamba", lambda: Mamba(8, d_state=4)),
     Case("mamba plain", lambda: move(Mamba(6, d_state=3, d_inner=8, conv_width=0)), d_model=6),
     Case("mingru", lambda: MinGRU(8)),

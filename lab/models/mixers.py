@@ -24,6 +24,7 @@ from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
+from lab.layers.family.log_linear import LogLinearAttention
 from lab.layers.family.mamba import Mamba
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mingru import MinGRU
@@ -77,6 +78,9 @@ MIXERS = {
     "mamba": MixerKind(Mamba, "a small state a channel: a selective scan", "2312.00752"),
     "mingru": MixerKind(MinGRU, "a running mean a channel, gated", "2410.01201"),
     "rglru": MixerKind(RGLRU, "a decaying number a channel, gated", "2402.19427"),
+    "loglinear": MixerKind(
+        LogLinearAttention, "a state for each power of two of tokens", "2506.04761"
+    ),
     "hyena": MixerKind(Hyena, "a gated convolution with the whole past", "2302.10866"),
     "mamba3": MixerKind(Mamba3, "a trapezoidal rule, rotated as tokens say", "2603.15569"),
     "deltanet": MixerKind(DeltaNet, "writes replace what is held: the delta rule", "2406.06484"),

@@ -16,6 +16,7 @@ from lab import peers
 from lab.layers.family.based import Based
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.log_linear import LogLinearAttention
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
@@ -250,6 +251,30 @@ def test_based_is_that_of_flash_linear_attention(seed: int):
     ours = Based(h * p, h, d_state=n, chunk_len=8)
     weights = name_weights(theirs, k_proj="k_proj", v_proj="v_proj")
     assert_agree(ours, weights, theirs, run, draw_normal(b, t, h * p, seed=seed), ROUNDINGS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_log_linear_attention_is_that_of_flash_linear_attention(seed: int):
+    b, h, t, p = draw_shape(seed)
+    naive = peers.load("fla.ops.log_linear_attn.naive").naive_log_linear_attn
+    ours = LogLinearAttention(h * p, h, n_levels=(t - 1).bit_length() + 1 + seed % 2)
+    ours = draw_parameters(ours)
+
+    def run(x: Tensor) -> Tensor:
+        joint = torch.cat([f(x) for f in (ours.q_proj, ours.k_proj, ours.v_proj)], -1)
+        assert ours.conv is not None
+        assert ours.g_proj is not None
+        q, k, v = (heads(F.silu(z), h) for z in ours.conv(joint)[0].chunk(3, -1))
+        dt = F.softplus(ours.dt_proj(x))
+        scales = ours.level_proj(x).unflatten(-1, (h, -1))
+        scales = F.softplus(ours.level_scale * scales)
+        o = naive(q, k, v * dt[..., None], -ours.A_log.exp() * dt, scales)
+        o = o + ours.D[:, None] * v
+        o = F.rms_norm(o, (p,), ours.norm_weight, 1e-5)
+        return ours.out_proj(rearrange(o, "b t h p -> b t (h p)") * F.silu(ours.g_proj(x)))
+
+    weights = dict(ours.named_parameters())
+    assert_agree(ours, weights, ours, run, draw_normal(b, t, h * p, seed=seed), 32 * ROUNDINGS)
 
 
 @pytest.mark.parametrize("compare", [compare_gla, compare_retention, compare_hgrn2])

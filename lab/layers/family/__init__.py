@@ -1,1 +1,1 @@
-"""The mixers of 2020–2026 that hold a matrix as state, a file each (`lab.layers.recurrence`)."""
+"""The mixers of 2020–2026, a file each; most hold a matrix as state (`lab.layers.recurrence`)."""

@@ -9,12 +9,17 @@ from lab.layers.family.comba import Comba
 from lab.layers.family.deltaproduct import GatedDeltaProduct
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
+from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
+from lab.layers.family.log_linear import LogLinearAttention
+from lab.layers.family.mamba import Mamba
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
+from lab.layers.family.rglru import RGLRU
 from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.family.rwkv7 import RWKV7
+from lab.layers.family.ttt import TTTLinear
 from lab.layers.recurrence import shift
 from tests.normal import draw_normal
 
@@ -30,6 +35,11 @@ from tests.normal import draw_normal
         (HGRN2, {"position": "rope"}, "position='rope' must be 'none'"),
         (HGRN2, {"qk_norm": "l2"}, "qk_norm='l2' must be 'none'"),
         (KimiDeltaAttention, {"rank": 0}, "rank=0 must be at least 1"),
+        (Hyena, {"n_bands": 0}, "n_bands=0 must be at least 1"),
+        (LogLinearAttention, {"n_levels": 1}, "n_levels=1 must be at least 2"),
+        (Mamba, {"dt_rank": 0}, "dt_rank=0 must be at least 1"),
+        (RGLRU, {"d_inner": 9}, "d_inner=9 must be a positive multiple of n_heads=2"),
+        (TTTLinear, {"batch_len": 0}, "batch_len=0 must be at least 1"),
         (MLSTM, {"gate_cap": float("nan")}, "gate_cap=nan must be positive"),
         (Mamba3, {"rotated": 1.5}, r"rotated=1.5 must be in \[0, 1\]"),
         (Mamba3, {"conv_width": 4}, "conv_width=4 must be 0: Mamba-3 has none"),
@@ -42,7 +52,7 @@ from tests.normal import draw_normal
 )
 def test_options_are_refused(cls: type, options: dict[str, Any], says: str):
     with pytest.raises(ValueError, match=says):
-        cls(8, 2, **options)
+        cls(8, **{"n_heads": 2} if cls not in (Hyena, Mamba) else {}, **options)
 
 
 def test_heads_of_retention_halve_their_state_in_twice_the_tokens():
@@ -95,7 +105,17 @@ def test_a_shift_passes_over_padding():
 
 @pytest.mark.parametrize(
     "cls",
-    [GatedDeltaProduct, GatedLinearAttention, HGRN2, MLSTM, Mamba3, Retention, RWKV6, RWKV7],
+    [
+        GatedDeltaProduct,
+        GatedLinearAttention,
+        HGRN2,
+        LogLinearAttention,
+        MLSTM,
+        Mamba3,
+        Retention,
+        RWKV6,
+        RWKV7,
+    ],
 )
 @torch.no_grad()
 def test_states_that_are_watched_are_those_that_are_read(cls: type):
