@@ -1,5 +1,7 @@
 """Linear attention over levels: by levels, by its matrix and token by token."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def read_one_by_one(q, k, v, log_decay, scales):
     levels = q.new_zeros(2, scales.shape[-1] - 1, 2, 3, 4)
     outputs = []
     for i in range(q.shape[1]):
-        now = (z[:, i] for z in (k, v, log_decay, scales))
+        now: Any = [z[:, i] for z in (k, v, log_decay, scales)]
         read, levels = log_linear_step(*now, levels, torch.full((2,), i))
         outputs.append(torch.einsum("bhnp,bhn->bhp", read, q[:, i]))
     return torch.stack(outputs, 1)
@@ -59,7 +61,7 @@ def test_states_of_levels_are_those_of_single_tokens(t: int, n_levels: int):
     k, g = k.masked_fill(behind[..., None, None], 0), g.masked_fill(behind[..., None], 0)
     levels = levels.double()
     for i in range(t):
-        now = (z[:, i] for z in (k, v, g, scales))
+        now: Any = [z[:, i] for z in (k, v, g, scales)]
         _, after = log_linear_step(*now, levels, torch.full((2,), i))
         levels = levels.where((i >= lengths)[:, None, None, None, None], after)
     torch.testing.assert_close(collect_levels(k, v, g, n_levels, lengths), levels)
