@@ -75,8 +75,8 @@ class LogLinearAttention(Recurrence):
         log_decay = self.hook_log_decay(-self.A_log.to(q).exp() * dt)
         scales = self.level_proj(x).to(q).unflatten(-1, (self.n_heads, -1))
         scales = F.softplus(self.level_scale.to(q) * scales)
-        own = self.D.to(q).expand(dt.shape)
-        return Terms(q, dt[..., None] * k, v, log_decay, own=own, scales=scales)
+        skip = self.D.to(q).expand(dt.shape)
+        return Terms(q, dt[..., None] * k, v, log_decay, skip=skip, scales=scales)
 
     def prefill(
         self,
@@ -123,14 +123,14 @@ class LogLinearAttention(Recurrence):
         """Return the matrix, or some of its rows; quadratic, for analysis."""
         terms: Any = self._compute(x)[0]
         M = log_linear_matrix(terms.q, terms.k, terms.log_decay, terms.scales)
-        M = M + terms.own.mT.diag_embed()
+        M = M + terms.skip.mT.diag_embed()
         return M if rows is None else M[:, :, rows]
 
     def _mix(self, terms, memory):
         if self.hook_state.active:
             return self._read(terms, self.start(len(terms.q)), None)
         z = log_linear(terms.q, terms.k, terms.v, terms.log_decay, terms.scales)
-        return self._complete_outputs(z, terms), memory
+        return z + terms.skip[..., None] * terms.v, memory
 
     def _read(self, terms, state, keep):
         """Return the outputs token by token, and the state after these tokens."""
@@ -145,4 +145,4 @@ class LogLinearAttention(Recurrence):
             at = at + kept
         states = self.hook_state(torch.stack(states, 1))
         z = torch.einsum("bthnp,bthn->bthp", states, terms.q)
-        return self._complete_outputs(z, terms), rearrange(levels, "b l h n p -> b h (l n) p")
+        return z + terms.skip[..., None] * terms.v, rearrange(levels, "b l h n p -> b h (l n) p")

@@ -25,7 +25,7 @@ def read_one_by_one(q, k, v, log_decay, scales):
     outputs = []
     for i in range(q.shape[1]):
         now: Any = [z[:, i] for z in (k, v, log_decay, scales)]
-        read, levels = log_linear_step(*now, levels, torch.full((2,), i))
+        read, levels = log_linear_step(*now, levels=levels, at=torch.full((2,), i))
         outputs.append(torch.einsum("bhnp,bhn->bhp", read, q[:, i]))
     return torch.stack(outputs, 1)
 
@@ -62,7 +62,7 @@ def test_states_of_levels_are_those_of_single_tokens(t: int, n_levels: int):
     levels = levels.double()
     for i in range(t):
         now: Any = [z[:, i] for z in (k, v, g, scales)]
-        _, after = log_linear_step(*now, levels, torch.full((2,), i))
+        _, after = log_linear_step(*now, levels=levels, at=torch.full((2,), i))
         levels = levels.where((i >= lengths)[:, None, None, None, None], after)
     torch.testing.assert_close(collect_levels(k, v, g, n_levels, lengths), levels)
 
