@@ -127,9 +127,7 @@ def log_linear_step(
     return read, (after * _spread(number >= target, joint))[:, 1:]
 
 
-def find_level(
-    t: Int[Tensor, "*tokens"], s: Int[Tensor, "*tokens"], n_levels: int
-) -> Int[Tensor, "*tokens"]:
+def find_level(t: Int[Tensor, "..."], s: Int[Tensor, "..."], n_levels: int) -> Int[Tensor, "..."]:
     """Return the level at which token t reads token s."""
     return (t ^ s).double().frexp().exponent.long().clamp(max=n_levels - 1)
 

@@ -1,6 +1,6 @@
 """Log-linear attention: Mamba-2 with a state for each power of two of tokens in the past."""
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -95,8 +95,7 @@ class LogLinearAttention(Recurrence):
             order = (~keep).long().argsort(dim=1, stable=True)
             x = x.masked_fill(~keep[..., None], 0).take_along_dim(order[..., None], 1)
             keep = keep.take_along_dim(order, 1)
-        found: Any = self._compute(x, state, keep)
-        terms, tail, carry = found
+        terms, tail, carry = cast(Any, self._compute(x, state, keep))
         after = next_position(x, state, keep)
         if state is None and not self.hook_state.active:
             z, _ = self._mix(terms, None)
