@@ -287,7 +287,7 @@ class MaskHistory(Finding):
         panels = [
             Curves(
                 [Line(name, self.steps, y) for name, y in zip(names, of.T, strict=True)],
-                Axis(title),
+                Axis(title, ends=(0, float(np.nanmax(of)) * 1.05 or 1)),
                 height=160,
             )
             for title, of in (("‖θ − θ₀‖", self.drifts), ("‖∂loss/∂θ‖", self.gradients))

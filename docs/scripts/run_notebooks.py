@@ -50,6 +50,7 @@ def run(notebook: Any) -> None:
         notebook,
         timeout=None,
         record_timing=False,
+        coalesce_streams=True,  # else what is printed comes in parts, by chance
         kernel_name="python3",
         resources={"metadata": {"path": str(HOME)}},
     )

@@ -58,6 +58,7 @@ def test_history_follows_the_table(tmp_path):
     assert past.steps.tolist() == [0, 1, 2, 4]
     np.testing.assert_allclose(past.drifts, np.arange(4)[:, None] * [[0.1, 0.1]], atol=1e-6)
     assert (past.gradients > 0).all()
+    assert past.figure().layout.yaxis.range[0] == past.figure().layout.yaxis2.range[0] == 0
     assert way.values.shape == (4, 2, 16)
     np.testing.assert_allclose(way.values[:, 0, 3], [1, 0.9, 0.8, 0.7], rtol=1e-6)
     assert (np.delete(way.values, 3, axis=2) == 1).all()
