@@ -75,7 +75,7 @@ class Axis:
         if self.scale == "steps" and values:
             last = max(values)
             if ticks is None:
-                middle = (4**k for k in range(1, 16) if 3 * 4**k <= 2 * last)
+                middle = (4**k for k in range(1, 16) if 3 * 4**k <= last)
                 ticks = {step: f"{step:,.0f}" for step in sorted({0, 1, *middle, last})}
             found |= {"range": [-0.15, math.log2(last + 1) + 0.15], "tickangle": 0}
         elif self.scale == "log":

@@ -275,7 +275,7 @@ class FrequenciesByLag(Finding):
             notes = [[f"lag {lag:,}, wavelength {wave:,.0f}" for lag in lags] for wave in waves]
             cells = layer.by_pair[layer.told, layer.telling].T
             maps.append(Map(cells, waves, lags, title=layer.title, notes=notes))
-        colors = Colors("added to the mean score at the lag, standard deviations")
+        colors = Colors("added to the mean score, standard deviations")
         x, y = Axis("lag, tokens", scale="log"), Axis("wavelength 2π/θ, tokens", scale="log")
         rows = max(len(one.rows) for one in maps)
         return heat(maps, colors, x, y, across=2, row=PANEL / rows)

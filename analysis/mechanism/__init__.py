@@ -194,7 +194,7 @@ class Mechanism(Finding):
             for i, site in enumerate(SITES)
         ]
         ticks = {float(d): f"after block {d - 1}" if few else f"{d}" for d in depths}
-        margin = 0.08 * float(depths[-1])
+        margin = 0.13 * float(depths[-1])  # half a label, on a phone
         x = Axis(
             "blocks that the residual stream has passed",
             ends=(-margin, float(depths[-1]) + margin),

@@ -96,7 +96,8 @@ class QuantityPath:
             height = np.interp([at], along, lead.values)
             change = np.array([self.change.step])
             lines.append(Line("when it changes", change, height, shape="points", look=1))
-        title = f"{lead.quantity}, {lead.axis}{place}"
+        unit = "" if lead.unit == "share" else f", {lead.axis}"
+        title = f"{lead.quantity}{unit}{place}"
         levels = {} if lead.null is None else {"without learning": lead.null}
         return Curves(lines, self._scale(), title, levels, height=PANEL)
 
@@ -128,7 +129,9 @@ class Paths(Finding):
         "Each point is the weights of a kept step, all measured on the same test rows. The mark "
         "shows when the layer that changes most does so, the band between which steps: at the "
         "split into two levels with the least squared error over log(1 + step). Dotted: what "
-        "chance, a uniform guess or a uniform row gives. The change of the loss is that of "
+        "chance, a uniform guess or a uniform row gives. Masses are shares of a row's magnitudes: "
+        "of a value's row on its key, of a query's on its value, and of any on the token before, "
+        "the previous-token score. The change of the loss is that of "
         f"e^−loss, the geometric mean of the right answers' probabilities. {CRITERION}"
     )
 

@@ -81,7 +81,11 @@ def _repeat(
     words = f"length {x.shape[1]}: {words}"
     body = f"""
         {probes.print_input(x.shape[0], x.shape[1])}
-        first, second = {repeat.__name__}(module.train({module.training}), x)
+        module.train({module.training})
+        for _ in range(20):  # what differs by chance may agree at first
+            first, second = {repeat.__name__}(module, x)
+            if not same(first, second):
+                break
         error = relative_error((second - first).detach(), first.detach())
         print({words + ": relative difference"!r}, error, "of {allowed:.2g} allowed")
         sys.exit(not (same(first, second) or error <= {allowed!r}))
