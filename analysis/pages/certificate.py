@@ -23,6 +23,8 @@ TICKS = 4
 """Maximum number of decades with a label: few enough for a phone."""
 HOVER = 60
 """Characters per line of a hover text."""
+LOOKS = {"holds": "dot", "fails": "diamond", "not applicable": "run", "not decided": "unsolved"}
+"""Markers of the outcomes: muted where a law says nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,12 @@ class Laws(Finding):
             ticks={10.0**decade: text for decade, text in sorted(ticks.items())},
         )
         dots = [
-            Dots(words[0], np.where(verdicts == outcome, 10.0**places, np.nan), notes=notes)
+            Dots(
+                words[0],
+                np.where(verdicts == outcome, 10.0**places, np.nan),
+                look=LOOKS[outcome],
+                notes=notes,
+            )
             for outcome, words in OUTCOMES.items()
             if outcome in verdicts
         ]

@@ -19,7 +19,14 @@ from analysis import matrices, mechanism
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.mechanism import Mechanism
-from analysis.pages.page import PagePart, Shown, build_page, make_stamp, show_finding
+from analysis.pages.page import (
+    PagePart,
+    Shown,
+    build_page,
+    format_value,
+    make_stamp,
+    show_finding,
+)
 from analysis.plain import figure_only
 from analysis.run import baselines, dynamics
 from analysis.run.curves import read_evaluations
@@ -403,7 +410,7 @@ def _tabulate(runs: Sequence[RunColumn]) -> Table:
             (
                 run.name,
                 run.model,
-                ", ".join(f"{name}={value}" for name, value in run.differs.items()) or "–",
+                ", ".join(f"{name}={format_value(v)}" for name, v in run.differs.items()) or "–",
                 "–" if run.accuracy is None else percent(run.accuracy, decimals),
                 " … ".join(percent(end, decimals) for end in run.interval or ()) or "–",
                 run.mechanism or "–",

@@ -218,7 +218,7 @@ def fill_template(template: str, **parts: Any) -> str:
 
     templates.filters.update(
         percent=percent,
-        shown=_format_value,
+        shown=format_value,
         unbroken=_keep_together,
         typeset=typeset,
         embedded=embed_json,
@@ -259,16 +259,16 @@ def _keep_together(text: str) -> str:
     return text.replace(" %", f"{space}%").replace(" … ", f"{space}…{space}")
 
 
-def _format_value(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a configuration's value for reading: yes and no, lists, – for nothing."""
     if value is None or value == {}:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={_format_value(part)}" for name, part in value.items())
+        return ", ".join(f"{name}={format_value(part)}" for name, part in value.items())
     if isinstance(value, tuple | list):
-        return ", ".join(map(_format_value, value))
+        return ", ".join(map(format_value, value))
     return str(value)
 
 

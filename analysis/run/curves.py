@@ -21,6 +21,8 @@ from lab.training.run import Run
 __all__ = ["TITLE", "Curve", "measure"]
 
 TITLE = "Training"
+SHOWN = 3
+"""Maximum number of row lengths above a figure: more are wider than a phone."""
 POINTS = 1000
 """Maximum number of points of a curve; a longer one is drawn as means over windows of steps."""
 LEAST_LOSS = 1e-4
@@ -138,6 +140,8 @@ class Curve(Finding):
         y = Axis("cross-entropy, nats", scale="log") if loss else Axis("accuracy", "share")
         x = Axis("training step", "count", ends=(0, last))
         grown = [f"{length:,}" for _, length in self.stages[1:]]
+        if len(grown) > SHOWN:
+            grown = [*grown[: SHOWN - 1], "…", grown[-1]]
         title = f"upright lines: rows grow to {', '.join(grown)} tokens" if grown else ""
         fig = curves([Curves(lines, y, title, levels, height=250)], x)
         for first, _ in self.stages[1:]:

@@ -99,7 +99,7 @@ def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
 def narrow(figure: go.Figure) -> go.Figure:
     """Make a figure narrower without making its text smaller; squares stay squares.
 
-    A second line of the title takes the place of the stamp.
+    The stamp goes, and a second line of the title has room of its own above the legend.
     """
     square = next(figure.select_yaxes(lambda axis: axis.scaleanchor), None)
     shorter = 0.0
@@ -108,9 +108,11 @@ def narrow(figure: go.Figure) -> go.Figure:
         down = square.domain or (0, 1)
         shorter = (WIDTH - NARROW) * (across[1] - across[0]) / (down[1] - down[0])
     lines = textwrap.wrap(figure.layout.title.text, TITLE)
+    more = 20 * (len(lines) - 1)
     return figure.update_layout(
         width=NARROW,
-        height=figure.layout.height - shorter,
+        height=figure.layout.height - shorter + more,
+        margin_t=figure.layout.margin.t + more,
         title={"text": "<br>".join(lines), "subtitle": {"text": ""}},
         title_pad={"t": 10 * len(lines) - 4, "l": 2},
     )

@@ -68,6 +68,9 @@ def test_outcomes_differ_in_symbol_as_well_as_colour(fig):
     named = {t.name: t.marker.symbol for t in fig.data if t.name in MARKS}
     assert set(named) == set(MARKS)
     assert len(set(named.values())) == len(MARKS)
+    (failing,) = (law for law in LAWS if law["law"] == "causal")
+    alone = Laws("Laws", {**CERTIFICATE, "laws": [failing]}).figure()
+    assert [t.marker.symbol for t in alone.data if t.name == "fails"] == [named["fails"]]
 
 
 def test_the_page_escapes_and_holds_the_program():

@@ -56,15 +56,20 @@ def test_runs_of_one_task_are_looked_at_on_the_same_rows(tmp_path):
 
 def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
     task = MQAR(seq_len=16, vocab_size=32)
-    runs = [trained(tmp_path / "<b>a", task), trained(tmp_path / "b", task, stack="SM AM", seed=3)]
+    options = {"S.d_state": 8}
+    other = trained(tmp_path / "b", task, stack="SM AM", seed=3, options=options)
+    runs = [trained(tmp_path / "<b>a", task), other]
     path = tmp_path / "compare.html"
     found = write_comparison(runs, path, rows=4)
-    assert [run.differs for run in found.runs] == [{}, {"stack": "SM AM", "seed": 3}]
+    assert [run.differs for run in found.runs] == [
+        {},
+        {"stack": "SM AM", "options": options, "seed": 3},
+    ]
     assert found.references["oracle"] == 1.0
     assert all(run.interval and run.interval[0] < 0.5 < run.interval[1] for run in found.runs)
     assert to_plain(found)["runs"][1]["parameters"] == runs[1].build().parameter_count()
     page = path.read_text()
-    assert "stack=SM AM, seed=3" in page
+    assert "stack=SM AM, options=S.d_state=8, seed=3" in page
     assert "&lt;b&gt;a" in page
     assert "<b>a" not in page
     assert found.seeds == ()

@@ -1,5 +1,6 @@
 """Curves: long ones are means of equal runs of steps, and references stand where they belong."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,9 @@ def test_words_and_verticals_say_how_rows_grew(monkeypatch, tmp_path):
     assert ("rows held out", "16 to 24") in accuracy.numbers().rows
     verticals = [s["x0"] for s in loss.figure().to_dict()["layout"]["shapes"] if s["x0"] == s["x1"]]
     assert verticals == [11]
+    often = replace(loss, stages=tuple((1 + i, 8 * 2**i) for i in range(8)))
+    for finding, lengths in ((loss, "16"), (often, "16, 32, …, 1,024")):
+        assert f"rows grow to {lengths} tokens" in finding.figure().layout.annotations[0].text
     short = [row for row in grown if row["seq_len"] == 8]
     monkeypatch.setattr(Run, "read_metrics", lambda run: Metrics(tuple(short)))
     assert [*curves.measure(of)[1].references] == ["oracle", "chance"]
