@@ -28,6 +28,20 @@ MATRIX = "#matrices-1"
 MEBIBYTE = 2**20
 BY_POSITION = ["rows", "positions", "tokens", "matrices", "rollout", "state_space"]
 """Analyses whose figures grow with the row."""
+CUT = """
+  [...document.querySelectorAll(".plot")].flatMap((plot) => {
+    const { left, right } = plot.getBoundingClientRect();
+    return [...plot.querySelectorAll("svg text")].filter((text) => {
+      const box = text.getBoundingClientRect();
+      return box.width && (box.left < left - 1 || box.right > right + 1);
+    });
+  }).map((text) => text.textContent).concat(
+    [...document.querySelectorAll("figure .wide")]
+      .filter((table) => table.querySelectorAll("thead th").length < 7)
+      .filter((table) => table.scrollWidth > table.clientWidth)
+      .map((table) => `${table.getAttribute("aria-label")}: ${table.scrollWidth} px`))
+"""
+"""Texts that end outside their figure, and tables of up to six columns that one must scroll."""
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
@@ -143,6 +157,7 @@ def test_the_page_is_whole_and_quiet(run, examination, visit, width, scheme):
     outside = [url for url in page.calls if not url.startswith(("data:", "blob:"))]
     assert outside == [(run.path / "report.html").as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(CUT) == []
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 22, 26)"}[scheme]
     assert (run.path / "report.html").stat().st_size < MEBIBYTE
