@@ -41,7 +41,7 @@ def saves_and_loads(model, folder):
     model.save_pretrained(folder)
     found, asked = load(folder)(TOKENS).logits, model(TOKENS).logits
     torch.testing.assert_close(found, asked, rtol=0, atol=1e-12)
-    assert LabConfig(**{"n_heads": 2}).num_attention_heads == 2
+    assert LabConfig.from_dict({"n_heads": 2}).num_attention_heads == 2
     assert load(folder).config.to_dict() == {**model.config.to_dict(), "_name_or_path": str(folder)}
 
 
