@@ -18,11 +18,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from analysis.base import NotApplicableError, Subject
 from analysis.mixing import BLOCK_ENTRIES, BlockMixer, collect_mixers
 from lab.hooks import run_with_cache
+from lab.layers.family.log_linear import LogLinearAttention
+from lab.layers.family.mamba import Mamba
+from lab.layers.family.mingru import MinGRU
+from lab.layers.family.rglru import RGLRU
 from lab.layers.recurrence import Recurrence, Terms
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
@@ -30,6 +34,8 @@ from lab.ops.delta import delta
 from lab.ops.ssd_forms import repeat_groups
 from tasks.base import Batch
 
+NOT_FOLLOWED = LogLinearAttention, Mamba, MinGRU, RGLRU
+"""Relatives with a state for each channel, or several states of a head."""
 HELD = 0.9
 """The share of a row's magnitudes that lies inside its effective context."""
 ENTRIES = 2**26
@@ -318,14 +324,20 @@ class FamilyRecurrence(StateRecurrence):
         return self.log_decay.new_full((self.n_heads,), math.nan)
 
 
+def is_followed(module: nn.Module) -> bool:
+    """Whether a module is a mixer of the family whose heads each hold one state."""
+    return isinstance(module, Recurrence) and not isinstance(module, NOT_FOLLOWED)
+
+
 def choose_rows(subject: Subject) -> Batch:
     """Return the first rows of a subject's batch, as many as there is time to read matrices of.
 
     Raises:
         NotApplicableError: for a model without such a mixer.
     """
-    kinds = SSD, Recurrence
-    n_heads = sum(m.n_heads for m in subject.model.modules() if isinstance(m, kinds))
+    n_heads = sum(
+        m.n_heads for m in subject.model.modules() if isinstance(m, SSD) or is_followed(m)
+    )
     if not n_heads:
         raise NotApplicableError("no block has a mixer with a state: SSD, or one of its relatives")
     size, seq_len = subject.batch.inputs.shape
@@ -338,7 +350,7 @@ def collect_recurrences(model: LanguageModel, batch: Batch) -> list[StateRecurre
     for mixer in collect_mixers(model, batch):
         if isinstance(mixer.module, SSD):
             found.append(SSDRecurrence.of(mixer))
-        elif isinstance(mixer.module, Recurrence):
+        elif is_followed(mixer.module):
             found.append(FamilyRecurrence.of(mixer))
     return found
 
