@@ -336,7 +336,9 @@ def choose_rows(subject: Subject) -> Batch:
         NotApplicableError: for a model without such a mixer.
     """
     n_heads = sum(
-        m.n_heads for m in subject.model.modules() if isinstance(m, SSD) or is_followed(m)
+        m.n_heads
+        for m in subject.model.modules()
+        if isinstance(m, (SSD, Recurrence)) and not isinstance(m, NOT_FOLLOWED)
     )
     if not n_heads:
         raise NotApplicableError("no block has a mixer with a state: SSD, or one of its relatives")
