@@ -125,7 +125,7 @@ class LogLinearAttention(Recurrence):
         M = M + terms.skip.mT.diag_embed()
         return M if rows is None else M[:, :, rows]
 
-    def _mix(self, terms, memory):
+    def _mix(self, terms: Any, memory: Tensor | None) -> tuple[Any, Any]:
         if self.hook_state.active:
             return self._read(terms, self.start(len(terms.q)), None)
         z = log_linear(terms.q, terms.k, terms.v, terms.log_decay, terms.scales)
