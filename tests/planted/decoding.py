@@ -128,7 +128,12 @@ def _padding_from_left(self, x, state=None, keep=None):
 DECODING = (
     *plant(
         "causal",
-        Row("mask off by one beside a cache", CachedAttention, _make_mask=_cache_leaks),
+        Row(
+            "mask off by one beside a cache",
+            CachedAttention,
+            also=("prefill = step", "padding"),
+            _make_mask=_cache_leaks,
+        ),
     ),
     *plant(
         "prefill = step",

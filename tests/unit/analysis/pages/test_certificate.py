@@ -1,6 +1,7 @@
 """A certificate drawn: a row for each law, marks by number and outcome."""
 
 import math
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -70,7 +71,8 @@ def test_outcomes_differ_in_symbol_as_well_as_colour(fig):
     assert len(set(named.values())) == len(MARKS)
     (failing,) = (law for law in LAWS if law["law"] == "causal")
     alone = Laws("Laws", {**CERTIFICATE, "laws": [failing]}).figure()
-    assert [t.marker.symbol for t in alone.data if t.name == "fails"] == [named["fails"]]
+    marks: Any = alone.select_traces({"name": "fails"})
+    assert [mark.marker.symbol for mark in marks] == [named["fails"]]
 
 
 def test_the_page_escapes_and_holds_the_program():
