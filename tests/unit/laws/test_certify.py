@@ -221,7 +221,7 @@ def test_unlawful_ones_say_why():
 
 
 def test_laws_that_are_asked_for_must_be_decided():
-    with pytest.raises(AssertionError, match="padding not applicable: the module has no start"):
+    with pytest.raises(AssertionError, match="padding not applicable: the module takes no mask"):
         assert_lawful(nn.Linear(8, 8), laws=["padding"])
     with pytest.raises(ValueError, match=r"laws='causality': must be one of deterministic, causal"):
         assert_lawful(nn.Linear(8, 8), laws=["causality"])
