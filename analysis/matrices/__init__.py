@@ -30,6 +30,8 @@ __all__ = ["TITLE", "LayerMatrix", "measure"]
 TITLE = "What each layer mixes, on the first test row"
 ROWS, STEPS = 4, 5
 """Maximum number of rows, and of training steps beside the last, to choose from."""
+DRAWN = 12
+"""Maximum number of heads that are drawn: of some mixers each channel is one."""
 VIEWED = 2**18
 """Maximum number of cells of a layer in all of these."""
 CROP = 256
@@ -174,6 +176,8 @@ def measure(subject: Subject) -> list[LayerMatrix]:
         picture = view_whole(mixer) if offered else None
         pool = picture.pool if picture else 1
         title = f"Layer {mixer.layer} · {mixer.kind}" + f" · {mixer.form}" * offered
+        heads = len(mixer.matrix(0, slice(0, 1))) if offered else 0
+        title += f", the first {DRAWN} of {heads} heads" * (heads > DRAWN)
         whole = LayerMatrix(
             layer=mixer.layer,
             mixer=mixer.kind,
@@ -244,13 +248,13 @@ def measure_mass(mixer: BlockMixer, links: AnswerLinks) -> Mass:
 
 
 def view_whole(mixer: BlockMixer) -> Picture:
-    """Return the pooled picture of a mixer's matrix on its first row.
+    """Return the pooled picture of a mixer's matrix on its first row, of at most `DRAWN` heads.
 
     The matrix is computed by blocks of rows: a long one is never whole in memory.
     """
     pool = choose_pool(len(mixer.matrix(0, slice(0, 1))), mixer.x.shape[1])
     parts = [
-        pool_matrix(_blank_future(block.cpu().numpy(), rows.start), pool)
+        pool_matrix(_blank_future(block[:DRAWN].cpu().numpy(), rows.start), pool)
         for rows, block in mixer.blocks(0, pool)
     ]
     return make_picture(np.concatenate(parts, axis=1), pool)
@@ -270,7 +274,7 @@ def view_crop(mixer: BlockMixer, whole: Picture, links: AnswerLinks) -> Picture:
     )
     met = rows.astype(int) @ columns.T.astype(int)
     row, column = (int(corners[i]) for i in np.unravel_index(met.argmax(), met.shape))
-    block = _blank_future(mixer.matrix(0, slice(row, row + side)).cpu().numpy(), row)
+    block = _blank_future(mixer.matrix(0, slice(row, row + side))[:DRAWN].cpu().numpy(), row)
     weights = block[:, :, column : column + side]
     return replace(whole, weights=weights, pool=1, first=(row, column))
 

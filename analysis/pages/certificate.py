@@ -5,6 +5,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,7 +24,12 @@ TICKS = 4
 """Maximum number of decades with a label: few enough for a phone."""
 HOVER = 60
 """Characters per line of a hover text."""
-LOOKS = {"holds": "dot", "fails": "diamond", "not applicable": "run", "not decided": "unsolved"}
+LOOKS: dict[str, Any] = {
+    "holds": "dot",
+    "fails": "diamond",
+    "not applicable": "run",
+    "not decided": "unsolved",
+}
 """Markers of the outcomes: muted where a law says nothing."""
 
 

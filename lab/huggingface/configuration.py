@@ -61,6 +61,7 @@ class LabConfig(PreTrainedConfig):
                 f"model={config.model}: a model with a mixer of your own cannot be saved for "
                 "transformers, because loading it would import that code"
             )
+        assert config.n_heads is not None  # only a mixer of your own has its own default
         return cls(
             vocab_size=vocab_size,
             stack=config.stack,

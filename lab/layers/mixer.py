@@ -119,8 +119,9 @@ def adapt(module: nn.Module) -> Mixer:
 
 def _take_first(module: nn.Module, given: object, output: object) -> object:
     """Return the first item of a tuple that starts with a tensor, e.g. of (y, state)."""
-    first = isinstance(output, tuple) and output and isinstance(output[0], Tensor)
-    return output[0] if first else output
+    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+        return output[0]
+    return output
 
 
 def take_positions(

@@ -157,29 +157,29 @@ class TimedCell(Cell):
         return torch.cat(outputs, 1)
 
 
-class Beside(nn.Module):
-    """Returns its state where asked, and takes one, for any number of tokens; has a step, too."""
+class ReturnedBeside(nn.Module):
+    """Returns its state beside the outputs; has a step, too."""
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(8, 6)
 
-    def forward(self, x: Tensor, past: Tensor | None = None, use_cache: bool = False):
+    def forward(self, x: Tensor):
         y = self.linear(x).cumsum(1)
-        y = y if past is None else y + past[:, None]
-        return (y, y[:, -1]) if use_cache else y
+        return y, y[:, -1]
 
     def step(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         y = self.linear(x) + past
         return y, y
 
 
-class ReturnedBeside(Beside):
-    """The same, but forward takes no state."""
+class Beside(ReturnedBeside):
+    """Returns its state where asked, and takes one, for any number of tokens."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, past: Tensor | None = None, use_cache: bool = False):
         y = self.linear(x).cumsum(1)
-        return y, y[:, -1]
+        y = y if past is None else y + past[:, None]
+        return (y, y[:, -1]) if use_cache else y
 
 
 class ReturnedLate(ReturnedBeside):

@@ -66,7 +66,8 @@ def test_marks_stand_at_measured_over_allowed_and_ends_are_nothing_and_no_limit(
 
 
 def test_outcomes_differ_in_symbol_as_well_as_colour(fig):
-    named = {t.name: t.marker.symbol for t in fig.data if t.name in MARKS}
+    traces: Any = fig.data
+    named = {t.name: t.marker.symbol for t in traces if t.name in MARKS}
     assert set(named) == set(MARKS)
     assert len(set(named.values())) == len(MARKS)
     (failing,) = (law for law in LAWS if law["law"] == "causal")
