@@ -251,7 +251,7 @@ ROWS = (
         Row(
             "running sum goes on into the next row",
             LinearAttention,
-            also=("causal",),
+            also=("causal", "stable"),
             _sum_products=_rows_in_one_sum,
         ),
         Row(
