@@ -5,7 +5,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,3 +32,9 @@ def keep_dtypes(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **options)
 
     return call
+
+
+def call_promoted(module: nn.Module, z: Tensor) -> Tensor:
+    """Return module(z) with its parameters in z's dtype, which may be wider than their own."""
+    cast = {name: weight.to(z.dtype) for name, weight in module.named_parameters()}
+    return functional_call(module, cast, (z,))

@@ -15,7 +15,7 @@ from lab.layers.convolution import CausalConvolution
 from lab.layers.mixer import Mixer, take_positions
 from lab.layers.state import check_decoding, next_position
 from lab.ops.long_convolution import convolve, toeplitz
-from lab.ops.precision import promote
+from lab.ops.precision import call_promoted, promote
 
 SLOWEST, FASTEST = 1.5, 0.3
 """Shares of `filter_len` after which the windows of channels are at `REMAINS`."""
@@ -110,12 +110,11 @@ class Hyena(Mixer):
         share = i / max(self.filter_len - 1, 1)
         z = torch.cat([share, angles.cos(), -angles.sin()], -1)
         for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            z = F.linear(z, layer.weight.to(z), layer.bias.to(z))
+            z = call_promoted(layer, z)
             z = (self.frequency.to(z) * z).sin()
         slowest, fastest = (-math.log(REMAINS) / after for after in (SLOWEST, FASTEST))
         rates = torch.linspace(slowest, fastest, len(D), dtype=dtype, device=D.device)
-        taps = F.linear(z, self.taps.weight.to(z)) * (-rates * share).exp()
+        taps = call_promoted(self.taps, z) * (-rates * share).exp()
         return torch.cat([taps[:1] + D, taps[1:]])
 
     def forward(

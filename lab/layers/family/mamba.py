@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lab.layers.recurrence import Gate, Recurrence, Shared, Terms
 from lab.layers.ssd import draw_dt_bias
+from lab.ops.precision import call_promoted
 
 
 class Mamba(Recurrence):
@@ -73,7 +74,7 @@ class Mamba(Recurrence):
         self, v: Float[Tensor, "b t h 1"]
     ) -> tuple[Float[Tensor, "b t h n"], Float[Tensor, "b t h n"]]:
         """Return C and B, the same for all channels."""
-        shared = F.linear(v[..., 0], self.key_proj.weight.to(v))[:, :, None]
+        shared = call_promoted(self.key_proj, v[..., 0])[:, :, None]
         k, q = shared.expand(-1, -1, v.shape[2], -1).chunk(2, -1)
         return q, k
 
@@ -85,7 +86,7 @@ class Mamba(Recurrence):
         v: Float[Tensor, "b t h 1"],
     ) -> Terms:
         """Return C, dt B, u, the decays of each channel's state, and D."""
-        low = F.linear(v[..., 0], self.dt_down.weight.to(v))
-        dt = F.softplus(F.linear(low, self.dt_up.weight.to(v), self.dt_up.bias.to(v)))[..., None]
+        low = call_promoted(self.dt_down, v[..., 0])
+        dt = F.softplus(call_promoted(self.dt_up, low))[..., None]
         log_decay = self.hook_log_decay(-dt * self.A_log.to(v).exp())
         return Terms(q, dt * k, v, log_decay, skip=self.D.to(v).expand(v.shape[:3]))

@@ -77,7 +77,7 @@ def test_a_mixers_word_stands_for_its_letter():
         ("ssd+", "'ssd+' is not a pair"),
         ("ssd+Q", "unknown transform 'Q'; known: M, E, R, X, P, N"),
         ("sdd+M", "unknown mixer 'sdd'. Did you mean ssd?"),
-        ("hyena+M", "unknown mixer 'hyena'. Known: attention, ssd, ifa, linear"),
+        ("spectral+M", "unknown mixer 'spectral'. Known: attention, ssd, ifa, linear"),
         ("AM*0", "repeats 0 times, must be ≥ 1"),
         ("AM SM*1000", "repeats 1000 times, must be ≥ 1 and leave the stack at most 1000"),
     ],
