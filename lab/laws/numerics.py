@@ -32,8 +32,9 @@ SPREAD = 4
 """Times the effect of one draw of all roundings that another may have."""
 LOOPED = 16
 """Tokens at which calls are counted, and at twice as many."""
-ANGLE = 2.0**-18
-"""How far angles of positions may be off, relative to the largest: 64 roundings in fp32."""
+ANGLE = 2.0**-14
+"""How far angles of positions may be off, relative to the largest: 1,024 roundings in fp32, as a
+filter's network of sines may add up; a single one in bf16 is 2⁻⁹."""
 LARGEST = 1.0
 """Error from which on nothing is left of the right output, so a bound above it says nothing."""
 

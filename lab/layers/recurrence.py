@@ -504,8 +504,9 @@ class Recurrence(Mixer):
         options: Any = {"match_before_decay": before_decay, "initial_state": memory}
         if not self.hook_state.active and not self.per_channel:
             if q.shape[1] == 1 and memory is not None:
-                now: list[Any] = [None if term is None else term[:, 0] for term in terms[:6]]
-                z, memory = delta_step(*now, state=memory, match_before_decay=before_decay, own=own)
+                now: list[Any] = [None if z is None else z[:, 0] for z in (own, *terms[:6])]
+                options = {"match_before_decay": before_decay, "own": now[0]}
+                z, memory = delta_step(*now[1:], state=memory, **options)
                 return self._divide(z[:, None], terms), memory
             z, memory = delta(q, *written, chunk_len=self.chunk_len, own=own, **options)
             return self._divide(z, terms), memory

@@ -21,7 +21,7 @@ class Wrong(Good):
 
 class Pair(Good):
     def forward(self, x):
-        return self.map(x), None
+        return None, self.map(x)
 
 
 class Raising(Good):

@@ -102,13 +102,13 @@ class Hyena(Mixer):
     def make_filter(self, t: int, dtype: torch.dtype) -> Float[Tensor, "t d"]:
         """Return f_0 … f_{t−1}, D being added to f_0."""
         D = self.D.to(dtype)
-        i = torch.arange(t, device=D.device, dtype=dtype)[:, None]
-        bands = torch.linspace(
-            1e-4, max(self.n_bands - 1, 1e-4), self.n_bands, dtype=dtype, device=D.device
-        )
-        angles = 2 * math.pi / self.filter_len * i * bands
+        i = torch.arange(t, device=D.device, dtype=torch.float64)[:, None]
+        turn = 2 * math.pi / self.filter_len
+        first, last = 1e-4 * turn, max(self.n_bands - 1, 1e-4) * turn
+        angles = i * torch.linspace(first, last, self.n_bands, dtype=i.dtype, device=D.device)
         share = i / max(self.filter_len - 1, 1)
-        z = torch.cat([share, angles.cos(), -angles.sin()], -1)
+        z = torch.cat([share, angles.cos(), -angles.sin()], -1).to(dtype)
+        share = share.to(dtype)
         for layer in self.layers:
             z = call_promoted(layer, z)
             z = (self.frequency.to(z) * z).sin()
