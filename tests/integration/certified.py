@@ -23,7 +23,7 @@ class Leaky(nn.Module):
 
 
 class Fragile(nn.Module):
-    """Hangs in training, crashes at long lengths, exhausts the memory in bf16; else right."""
+    """Hangs in training, crashes at long lengths, exhausts the memory in long fp32; else right."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class Fragile(nn.Module):
             time.sleep(600)
         if length > 300:
             ctypes.string_at(0)
-        if x.dtype == torch.bfloat16:
+        if x.dtype == torch.float32 and length > 100:
             torch.empty(TERABYTE, dtype=torch.int8)
         return self.map(x)
 
