@@ -253,11 +253,11 @@ def check_recordable(model: LanguageModel) -> None:
     Raises:
         RuntimeError: for one with hooks, or with a mixer that is not the lab's.
     """
-    if is_watched(model):
-        raise RuntimeError("a hook is attached to the model")
     mixers = [block.mixer for block in model.list_blocks()]
     if not all(mixer is None or is_from_lab(mixer) for mixer in mixers):
         raise RuntimeError("a mixer that is not the lab's may do more than torch can record")
+    if is_watched(model):
+        raise RuntimeError("a hook is attached to the model")
 
 
 def _check_states(
