@@ -13,6 +13,7 @@ takes no time.
 """
 
 import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -44,7 +45,8 @@ def _check_found(package: str) -> None:
         )
 
 
-_check_found("tasks")  # which all of the lab needs
+if sys.argv[:1] != ["-m"]:  # with `python -m lab`, `__main__` leaves the working directory out
+    _check_found("tasks")  # which all of the lab needs
 
 
 def __getattr__(name: str) -> Any:
