@@ -176,14 +176,15 @@ def measure(subject: Subject) -> list[LayerMatrix]:
         picture = view_whole(mixer) if offered else None
         pool = picture.pool if picture else 1
         title = f"Layer {mixer.layer} · {mixer.kind}" + f" · {mixer.form}" * offered
-        heads = len(mixer.matrix(0, slice(0, 1))) if offered else 0
+        mass = measure_mass(mixer, links) if offered else None
+        heads = 0 if mass is None else len(mass.on_previous)
         title += f", the first {DRAWN} of {heads} heads" * (heads > DRAWN)
         whole = LayerMatrix(
             layer=mixer.layer,
             mixer=mixer.kind,
             form=mixer.form,
             picture=picture,
-            mass=measure_mass(mixer, links) if offered else None,
+            mass=mass,
             cropped=False,
             links=links,
             tokens=batch.inputs[0].cpu().numpy(),

@@ -24,9 +24,6 @@ from analysis.base import NotApplicableError, Subject
 from analysis.mixing import BLOCK_ENTRIES, BlockMixer, collect_mixers
 from lab.hooks import run_with_cache
 from lab.layers.family.log_linear import LogLinearAttention
-from lab.layers.family.mamba import Mamba
-from lab.layers.family.mingru import MinGRU
-from lab.layers.family.rglru import RGLRU
 from lab.layers.recurrence import Recurrence, Terms
 from lab.layers.ssd import SSD
 from lab.models import LanguageModel
@@ -34,8 +31,6 @@ from lab.ops.delta import delta
 from lab.ops.ssd_forms import repeat_groups
 from tasks.base import Batch
 
-NOT_FOLLOWED = LogLinearAttention, Mamba, MinGRU, RGLRU
-"""Relatives with a state for each channel, or several states of a head."""
 HELD = 0.9
 """The share of a row's magnitudes that lies inside its effective context."""
 ENTRIES = 2**26
@@ -325,8 +320,11 @@ class FamilyRecurrence(StateRecurrence):
 
 
 def is_followed(module: nn.Module) -> bool:
-    """Whether a module is a mixer of the family whose heads each hold one state."""
-    return isinstance(module, Recurrence) and not isinstance(module, NOT_FOLLOWED)
+    """Whether a module is a mixer of the family whose heads each hold one matrix as state."""
+    several = LogLinearAttention  # states of a head
+    return isinstance(module, Recurrence) and not (
+        module.per_channel or isinstance(module, several)
+    )
 
 
 def choose_rows(subject: Subject) -> Batch:
@@ -335,11 +333,8 @@ def choose_rows(subject: Subject) -> Batch:
     Raises:
         NotApplicableError: for a model without such a mixer.
     """
-    n_heads = sum(
-        m.n_heads
-        for m in subject.model.modules()
-        if isinstance(m, (SSD, Recurrence)) and not isinstance(m, NOT_FOLLOWED)
-    )
+    every: Any = subject.model.modules()
+    n_heads = sum(m.n_heads for m in every if isinstance(m, SSD) or is_followed(m))
     if not n_heads:
         raise NotApplicableError("no block has a mixer with a state: SSD, or one of its relatives")
     size, seq_len = subject.batch.inputs.shape

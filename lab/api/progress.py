@@ -313,7 +313,7 @@ class SweepDisplay(Display):
         began, _ = self.began.pop(cell.name)
         self.took.append(time.monotonic() - began)
         status, minutes = find_status(self.plan.out, cell), f"{self.took[-1] / 60:.1f} min"
-        said = "; ".join(filter(None, (describe_end(self.plan.out, cell, error), minutes)))
+        said = "; ".join(filter(None, (describe_end(self.plan.out, cell, status, error), minutes)))
         self.ended[cell.name] = status, said
         if not self.console.is_terminal:
             number = f"{len(self.ended)}/{len(self.plan.todo)}"
@@ -405,9 +405,9 @@ def describe_plan(plan: SweepPlan) -> str:
     )
 
 
-def describe_end(out: Path, cell: Cell, error: str | None) -> str:
+def describe_end(out: Path, cell: Cell, status: Status, error: str | None) -> str:
     """Describe in a few words how far the run of a cell got."""
-    ending, found = name_ending(find_status(out, cell)), {}
+    ending, found = name_ending(status), {}
     if error is None:
         try:
             run = open_run(out, cell)

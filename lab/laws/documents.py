@@ -31,28 +31,30 @@ UNSURE = ("mask",)
 WRAPPERS = (Adapter, Tokens, Seeded, Memoized)
 
 
+def _list_held(module: Any) -> list[Any]:
+    """Return a module and what it wraps, one after another; the user's is the last."""
+    held = [module]
+    while isinstance(held[-1], WRAPPERS):
+        held.append(held[-1].module)
+    return held
+
+
 def find_arguments(module: Any, names: tuple[str, ...]) -> list[str]:
     """Return which of these arguments a module's forward takes, beside the first."""
-    inner: Any = module
-    while isinstance(inner, WRAPPERS):
-        inner = inner.module
-    parameters = get_parameters(inner)
+    parameters = get_parameters(_list_held(module)[-1])
     return [name for name in names if name in parameters]
 
 
 @contextmanager
 def give(module: Any, **arguments: Tensor) -> Iterator[None]:
     """Give a module's forward further arguments within a `with` block, through its adapters."""
-    holders: list[Any] = [module]
-    while isinstance(holders[-1], WRAPPERS):
-        holders.append(holders[-1].module)
-    inner = holders[-1]
+    *holders, inner = _list_held(module)
     if not isinstance(inner, nn.Module):
-        holders[-2].module = partial(inner, **arguments)
+        holders[-1].module = partial(inner, **arguments)
         try:
             yield
         finally:
-            holders[-2].module = inner
+            holders[-1].module = inner
         return
 
     def forward(*given: Any, **others: Any) -> Any:

@@ -499,31 +499,37 @@ class Recurrence(Mixer):
     def _mix(
         self, terms: Terms, memory: Float[Tensor, "b h n s"] | None
     ) -> tuple[Float[Tensor, "b t h p"], Float[Tensor, "b h n s"]]:
-        q, written, own = terms.q, terms[1:6], terms.own
-        before_decay = self.match_before_decay
-        options: Any = {"match_before_decay": before_decay, "initial_state": memory}
-        if not self.hook_state.active and not self.per_channel:
-            if q.shape[1] == 1 and memory is not None:
-                now: list[Any] = [None if z is None else z[:, 0] for z in (own, *terms[:6])]
-                options = {"match_before_decay": before_decay, "own": now[0]}
-                z, memory = delta_step(*now[1:], state=memory, **options)
-                return self._divide(z[:, None], terms), memory
-            z, memory = delta(q, *written, chunk_len=self.chunk_len, own=own, **options)
-            return self._divide(z, terms), memory
+        how: Any = {"match_before_decay": self.match_before_decay}
+        if self.per_channel or self.hook_state.active:
+            z, memory = self._read_states(terms, memory)
+        elif terms.q.shape[1] == 1 and memory is not None:
+            now: list[Any] = [None if z is None else z[:, 0] for z in (terms.own, *terms[:6])]
+            z, memory = delta_step(*now[1:], state=memory, own=now[0], **how)
+            z = z[:, None]
+        else:
+            how |= {"own": terms.own, "chunk_len": self.chunk_len}
+            z, memory = delta(*terms[:6], initial_state=memory, **how)
+        if terms.skip is not None:
+            z = z + terms.skip[..., None] * terms.v
+        return self._divide(z, terms), memory
+
+    def _read_states(
+        self, terms: Terms, memory: Float[Tensor, "b h n s"] | None
+    ) -> tuple[Float[Tensor, "b t h s"], Float[Tensor, "b h n s"]]:
+        """Return what is read of the states, which a hook may replace, and the last state."""
         if self.per_channel:
             states = _scan_channels(terms, memory)
         else:
-            states = delta_states(*written, **options)
+            how: Any = {"match_before_decay": self.match_before_decay}
+            states = delta_states(*terms[1:6], initial_state=memory, **how)
         last = states[:, -1]
-        if own is not None:  # the state before a token is read
+        if terms.own is not None:  # the state before a token is read
             before = torch.zeros_like(last) if memory is None else memory
             states = torch.cat([before[:, None], states[:, :-1]], 1)
-        z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), q.to(states))
-        if own is not None:
-            z = z + own[..., None] * terms.v
-        if terms.skip is not None:
-            z = z + terms.skip[..., None] * terms.v
-        return self._divide(z, terms), last
+        z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), terms.q.to(states))
+        if terms.own is not None:
+            z = z + terms.own[..., None] * terms.v
+        return z, last
 
     def _divide(self, z: Float[Tensor, "b t h s"], terms: Terms) -> Float[Tensor, "b t h _"]:
         if not self.normalised:
