@@ -21,7 +21,7 @@ from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.log_linear import LogLinearAttention
-from lab.layers.family.mamba import Mamba
+from lab.layers.family.mamba import Mamba1
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mingru import MinGRU
 from lab.layers.family.mlstm import MLSTM
@@ -67,6 +67,8 @@ JUMPS: dict[str, Outcome] = dict.fromkeys(
     ("gradient is the derivative", "twice differentiable"), "not decided"
 )
 """A choice among equals jumps where it is tried; a surrogate gradient is no derivative."""
+CHANCE: dict[str, Outcome] = {"precision": "not decided"}
+"""Rounding alone chooses among equals."""
 TIES: dict[str, Outcome] = {"table reach": "fails", **JUMPS}
 """Keys that score alike choose the same rows for every token (errata I1, C3)."""
 WAITS: dict[str, Outcome] = {"gradient reach": "holds"}
@@ -122,8 +124,7 @@ MIXERS = [
         "attention value mask window",
         lambda: A(8, 2, mask="value", window=2),
         ZERO_A,
-        # Of equal ranks, rounding alone chooses the keys.
-        WAITS | JUMPS | {"precision": "not decided"},
+        WAITS | JUMPS | CHANCE,
     ),
     Case("attention value window moved", lambda: move(A(8, 2, mask="value", window=2)), {}, HEAVY),
     Case("attention oracle mask", lambda: OracleMasked(A(8, 2, mask="oracle")), verdicts=TABLE),
@@ -146,8 +147,8 @@ MIXERS = [
     Case("rwkv6 convolved", lambda: move(RWKV6(8, mix_rank=1, conv_width=2, gate="none"))),
     Case("log-linear", lambda: LogLinearAttention(8, 2, n_levels=5)),
     Case("log-linear short", lambda: move(LogLinearAttention(8, n_levels=3, position="rope"))),
-    Case("mamba", lambda: Mamba(8, d_state=4)),
-    Case("mamba plain", lambda: move(Mamba(6, d_state=3, d_inner=8, conv_width=0)), d_model=6),
+    Case("mamba", lambda: Mamba1(8, d_state=4)),
+    Case("mamba plain", lambda: move(Mamba1(6, d_state=3, d_inner=8, conv_width=0)), d_model=6),
     Case("mingru", lambda: MinGRU(8)),
     Case("mingru wide", lambda: move(MinGRU(8, d_inner=12, conv_width=2, gate="silu"))),
     Case("rglru", lambda: RGLRU(8, 2)),

@@ -191,14 +191,11 @@ class SSDRecurrence(StateRecurrence):
             until = F.pad(a[:, 1:split].flip(1).cumsum(1).flip(1), (0, 0, 0, 1))
             target = a[:, split:].cumsum(1).exp()[..., None]
             source = (until.exp() * dt[:, :split])[..., None]
-            upper, lower = (
-                torch.linalg.qr(factor.double().transpose(1, 2), mode="r").R
-                for factor in (
-                    target * repeat_groups(C[:, split:], self.n_heads),
-                    source * repeat_groups(B[:, :split], self.n_heads),
-                )
+            factors = (
+                target * repeat_groups(C[:, split:], self.n_heads),
+                source * repeat_groups(B[:, :split], self.n_heads),
             )
-            found.append(torch.linalg.svdvals(upper @ lower.mT))
+            found.append(_decompose(*(z.double().transpose(1, 2) for z in factors)))
         return torch.cat(found)
 
     def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:
@@ -284,8 +281,7 @@ class FamilyRecurrence(StateRecurrence):
             some = slice(first, first + rows_at_once)
             terms: Any = (None if term is None else term[some].double() for term in self.terms)
             held, read = self._factor(Terms(*terms), split)
-            upper, lower = (torch.linalg.qr(z, mode="r").R for z in (read, held))
-            found.append(torch.linalg.svdvals(upper @ lower.mT))
+            found.append(_decompose(read, held))
         return torch.cat(found)
 
     def _factor(self, terms: Terms, split: int) -> tuple[Tensor, Tensor]:
@@ -317,6 +313,12 @@ class FamilyRecurrence(StateRecurrence):
     def measure_decay_share(self, row: int) -> Float[Tensor, " h"]:
         """Return NaN: what decays, and what is read of it, is not one product for each entry."""
         return self.log_decay.new_full((self.n_heads,), math.nan)
+
+
+def _decompose(read: Float[Tensor, "b h t n"], held: Float[Tensor, "b h s n"]) -> Tensor:
+    """Return the singular values of read heldᵀ, largest first."""
+    upper, lower = (torch.linalg.qr(z, mode="r").R for z in (read, held))
+    return torch.linalg.svdvals(upper @ lower.mT)
 
 
 def is_followed(module: nn.Module) -> bool:

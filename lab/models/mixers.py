@@ -25,7 +25,7 @@ from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.linear_attention import LinearAttention
 from lab.layers.family.log_linear import LogLinearAttention
-from lab.layers.family.mamba import Mamba
+from lab.layers.family.mamba import Mamba1
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mingru import MinGRU
 from lab.layers.family.mlstm import MLSTM
@@ -75,7 +75,7 @@ MIXERS = {
     "hgrn2": MixerKind(HGRN2, "key channels that write what they forget", "2404.07904"),
     "mlstm": MixerKind(MLSTM, "an LSTM with a matrix as its cell", "2405.04517"),
     "rwkv6": MixerKind(RWKV6, "fading key channels, and a shift by a token", "2404.05892"),
-    "mamba": MixerKind(Mamba, "a small state a channel: a selective scan", "2312.00752"),
+    "mamba": MixerKind(Mamba1, "a small state a channel: a selective scan", "2312.00752"),
     "mingru": MixerKind(MinGRU, "a running mean a channel, gated", "2410.01201"),
     "rglru": MixerKind(RGLRU, "a decaying number a channel, gated", "2402.19427"),
     "loglinear": MixerKind(

@@ -23,9 +23,9 @@ SETTING: dict[str, Any] = {
 
 
 def _use_variant(name: str, *options: str) -> dict[str, Any]:
-    """Return the options of a mixer of `lab.studies.variants`."""
+    """Return the options of a mixer of `lab.studies.variants`, with a head as the lab's have."""
     given = {"options": list(options)} if options else {}
-    return {"model": f"lab.studies.variants:{name}", "stack": "UM*2", **given}
+    return {"model": f"lab.studies.variants:{name}", "stack": "UM*2", "n_heads": 1, **given}
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -43,7 +43,7 @@ def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 def test_a_lawful_module_passes_and_a_leaking_one_fails(pytester: pytest.Pytester):
     found = run(pytester, "--lawful", GOOD, "--lawful", LEAKY, "-k", "causal or matrix", "-rs")
-    found.assert_outcomes(passed=1, failed=1, skipped=2, deselected=24)
+    found.assert_outcomes(passed=1, failed=1, skipped=2, deselected=26)
     found.stdout.fnmatch_lines(
         [
             "*their_mixers:Centred: causal*",
@@ -58,18 +58,18 @@ def test_a_lawful_module_passes_and_a_leaking_one_fails(pytester: pytest.Pyteste
 def test_modules_named_in_the_projects_settings_are_tested_every_time(pytester: pytest.Pytester):
     pytester.makeini(f"[pytest]\nlawful =\n    {GOOD}\n    {LEAKY}")
     pytester.makepyfile("def test_own():\n    assert True")
-    run(pytester, "-k", "batch or own").assert_outcomes(passed=3, deselected=26)
+    run(pytester, "-k", "batch or own").assert_outcomes(passed=3, deselected=28)
 
 
 def test_a_law_that_every_module_can_be_tried_on_must_be_decided(pytester: pytest.Pytester):
     found = run(pytester, "--lawful", ENDLESS, "-k", "causal")
-    found.assert_outcomes(failed=1, deselected=13)
+    found.assert_outcomes(failed=1, deselected=14)
     found.stdout.fnmatch_lines(["causal is not decided: *is not finite*"])
 
 
 def test_what_cannot_be_tested_is_said_in_one_line(pytester: pytest.Pytester):
     found = run(pytester, "--lawful", "their_mixers:Missing", "-k", "causal")
-    found.assert_outcomes(failed=1, deselected=13)
+    found.assert_outcomes(failed=1, deselected=14)
     found.stdout.fnmatch_lines(["target=their_mixers:Missing: AttributeError: *"])
     refused = run(pytester, "--lawful", "their_mixers:Average d_model")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR

@@ -7,7 +7,7 @@ import torch
 
 from lab import peers
 from lab.layers.family.hyena import Hyena
-from lab.layers.family.mamba import Mamba
+from lab.layers.family.mamba import Mamba1
 from lab.layers.family.mingru import MinGRU
 from lab.layers.family.rglru import RGLRU
 from tests.normal import draw_normal
@@ -39,7 +39,7 @@ def test_mamba_is_that_of_transformers(seed: int):
     same |= {"dt_up.bias": "dt_proj.bias", "out_proj.weight": "out_proj.weight"}
     same |= {"A_log": "A_log", "D": "D"}
     weights |= {ours: theirs.get_parameter(name) for ours, name in same.items()}
-    ours = Mamba(
+    ours = Mamba1(
         d,
         d_state=settings.state_size,
         d_inner=values.shape[0],

@@ -12,7 +12,7 @@ from lab.layers.ssd import draw_dt_bias
 from lab.ops.precision import call_promoted
 
 
-class Mamba(Recurrence):
+class Mamba1(Recurrence):
     """h_t = exp(dt_t A) ⊙ h_{t−1} + dt_t u_t B_t, y_t = C_t·h_t + D u_t, of each channel u.
 
     u passes a convolution and SiLU. B and C [n], which all channels share, and dt = softplus(W₂ W₁

@@ -12,7 +12,7 @@ from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.hyena import Hyena
 from lab.layers.family.kda import KimiDeltaAttention
 from lab.layers.family.log_linear import LogLinearAttention
-from lab.layers.family.mamba import Mamba
+from lab.layers.family.mamba import Mamba1
 from lab.layers.family.mamba3 import Mamba3
 from lab.layers.family.mlstm import MLSTM
 from lab.layers.family.retnet import Retention
@@ -37,7 +37,7 @@ from tests.normal import draw_normal
         (KimiDeltaAttention, {"rank": 0}, "rank=0 must be at least 1"),
         (Hyena, {"n_bands": 0}, "n_bands=0 must be at least 1"),
         (LogLinearAttention, {"n_levels": 1}, "n_levels=1 must be at least 2"),
-        (Mamba, {"dt_rank": 0}, "dt_rank=0 must be at least 1"),
+        (Mamba1, {"dt_rank": 0}, "dt_rank=0 must be at least 1"),
         (RGLRU, {"d_inner": 9}, "d_inner=9 must be a positive multiple of n_heads=2"),
         (TTTLinear, {"batch_len": 0}, "batch_len=0 must be at least 1"),
         (MLSTM, {"gate_cap": float("nan")}, "gate_cap=nan must be positive"),
@@ -52,7 +52,7 @@ from tests.normal import draw_normal
 )
 def test_options_are_refused(cls: type, options: dict[str, Any], says: str):
     with pytest.raises(ValueError, match=says):
-        cls(8, **{"n_heads": 2} if cls not in (Hyena, Mamba) else {}, **options)
+        cls(8, **{"n_heads": 2} if cls not in (Hyena, Mamba1) else {}, **options)
 
 
 def test_heads_of_retention_halve_their_state_in_twice_the_tokens():
