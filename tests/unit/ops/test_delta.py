@@ -282,7 +282,7 @@ def test_low_precision_and_autocast(decay):
         ({"chunk_len": 0}, "chunk_len=0 must be at least 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_what_does_not_fit_is_refused(change, message, unchecked):
     problem = draw_problem(5)
     for name, value in change.items():
         if isinstance(value, tuple):

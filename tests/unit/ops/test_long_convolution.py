@@ -24,7 +24,7 @@ def test_nothing_comes_back_from_later_tokens():
     assert torch.equal(convolve(spoilt, taps)[:, :77], convolve(x, taps)[:, :77])
 
 
-def test_shapes_are_checked():
+def test_shapes_are_checked(unchecked):
     with pytest.raises(ValueError, match=r"taps is \[3, 2\], must be \[4, 2\]"):
         convolve(torch.ones(1, 4, 2), torch.ones(3, 2))
     with pytest.raises(ValueError, match="t=0 tokens"):

@@ -54,7 +54,7 @@ def test_fp32_over_4096_tokens_is_exact_to_a_hundred_thousandth():
     assert error.max() < 1e-5
 
 
-def test_shapes_are_checked():
+def test_shapes_are_checked(unchecked):
     ones = torch.ones(2, 3, 4)
     with pytest.raises(ValueError, match=r"decay is \[2, 3\], must be \[2, 3, 4\]"):
         scan(ones[..., 0], ones)
