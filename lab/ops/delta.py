@@ -183,8 +183,9 @@ def delta_matrix(
 ) -> Float[Tensor, "b h _ s *r"]:
     """Return M of o = M v, from a zero state: as `delta` with one chunk, quadratic in t.
 
+    Arguments that stand there too are those of `delta`.
+
     Args:
-        q, k, log_decay, match, erase, match_before_decay, own: those of `delta`.
         n_heads: v's heads; None for those of log_decay, or of q without one.
         rows: which rows to return, consecutive ones; tokens after them are not looked at.
     """
