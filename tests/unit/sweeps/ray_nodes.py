@@ -7,6 +7,7 @@ Prints a line when it is ready and after each command of its input: "kill N" end
 import os
 import socket
 import sys
+from contextlib import ExitStack
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -26,10 +27,15 @@ AGENTS = (
 )
 
 
-def find_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+def find_ports(taken: int) -> dict[str, int]:
+    """Return a free port for each agent, no two the same and none of them `taken`."""
+    with ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < len(AGENTS):
+            free = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+            if (port := free.getsockname()[1]) != taken:
+                ports.append(port)
+    return dict(zip(AGENTS, ports, strict=True))
 
 
 def serve(port: int, count: int) -> None:
@@ -53,7 +59,7 @@ def serve(port: int, count: int) -> None:
                     num_gpus=0,
                     object_store_memory=80_000_000,
                     include_log_monitor=False,
-                    **{name: find_port() for name in AGENTS},
+                    **find_ports(port),
                     **head,
                 )
                 return
