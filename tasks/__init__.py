@@ -22,6 +22,10 @@ _HOMES = {
     "memorize": "tasks.memorize:Memorize",
     "language": "tasks.language:Language",
     "bytes": "tasks.next_byte:Bytes",
+    "stack": "tasks.stack:Stack",
+    "palindrome": "tasks.palindrome:Palindrome",
+    "sort": "tasks.sorting:Sort",
+    "brackets": "tasks.brackets:Brackets",
 }
 
 

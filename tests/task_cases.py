@@ -70,6 +70,24 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"seq_len": 33, "path": __file__},
         {"seq_len": (3, 17), "test_share": (0.1, 0.5)},
     ],
+    "stack": [
+        {"seq_len": 6, "n_stacks": 1, "vocab_size": 8},
+        {"seq_len": 50, "n_stacks": 5, "vocab_size": 17},
+        {"seq_len": (20, 33), "n_stacks": (1, 3), "vocab_size": 32},
+    ],
+    "palindrome": [
+        {"seq_len": 2, "vocab_size": 3},
+        {"seq_len": (16, 30), "vocab_size": 5},
+    ],
+    "sort": [
+        {"seq_len": 2, "vocab_size": 3},
+        {"seq_len": (16, 30), "vocab_size": (4, 50)},
+    ],
+    "brackets": [
+        {"seq_len": 4, "n_kinds": 2, "max_depth": 2, "p_gap": 0.0},
+        {"seq_len": 30, "n_kinds": 1, "max_depth": 3, "p_gap": 1.0, "ask": "depth"},
+        {"seq_len": (20, 34), "n_kinds": (2, 9), "max_depth": (2, 10), "ask": ("kind", "depth")},
+    ],
 }
 """Beside them every task is tried at its defaults."""
 

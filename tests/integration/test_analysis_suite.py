@@ -26,6 +26,10 @@ SIZES = {
     "memorize": {"seq_len": 24, "n_facts": 32, "vocab_size": 32},
     "language": {"seq_len": 24, "max_states": 4, "n_symbols": 6, "max_length": 6},
     "bytes": {"seq_len": 16},
+    "stack": {"seq_len": 24, "n_stacks": 2, "vocab_size": 16},
+    "palindrome": {"seq_len": 12, "vocab_size": 8},
+    "sort": {"seq_len": 12, "vocab_size": 8},
+    "brackets": {"seq_len": 16, "n_kinds": 2, "max_depth": 3},
 }
 """Of each task whose first case in `tests.task_cases` has too little to analyse."""
 STACKS = {

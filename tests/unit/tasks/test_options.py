@@ -30,6 +30,10 @@ DEFAULTS: dict[str, tuple[dict[str, Any], float]] = {
     "induction": ({"seq_len": 256, "vocab_size": 16}, 1 / 15),
     "language": ({"min_states": 4, "max_states": 12, "n_symbols": 18}, 1 / 18),
     "bytes": ({"path": None}, 1 / 256),
+    "stack": ({"seq_len": 256, "n_stacks": 8, "vocab_size": 256}, 1 / 128),
+    "palindrome": ({"seq_len": 256, "vocab_size": 64}, 1 / 63),
+    "sort": ({"seq_len": 128, "vocab_size": 64}, 1 / 63),
+    "brackets": ({"seq_len": 128, "n_kinds": 8, "max_depth": 8, "p_gap": 0.5}, 1 / 8),
 }
 """Options at their defaults and the chance level."""
 
@@ -66,6 +70,12 @@ def test_defaults(name: str):
             "query",
         ),
         ("selective_copy", {}, {"content": 16, "insert": 16, "blank": 224}, "insert"),
+        (
+            "brackets",
+            {"p_gap": 1.0, "ask": "depth"},
+            {"open": 64, "close": 0, "gap": 64, "padding": 0},
+            "gap",
+        ),
     ],
 )
 def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
@@ -96,6 +106,10 @@ def test_what_is_not_used_is_zero(name: str):
         ("memorize", {"vocab_size": 20}, {0: "?", 1: "0", 9: "8", 10: "v0", 19: "v9"}),
         ("language", {}, {0: "|", 1: "a", 18: "r"}),
         ("language", {"n_symbols": 27}, {27: "27"}),
+        ("stack", {}, {0: "_", 1: "+", 2: "-", 3: "s0", 10: "s7", 11: "11", 128: "128"}),
+        ("palindrome", {}, {0: "|", 63: "63"}),
+        ("sort", {}, {0: "|", 63: "63"}),
+        ("brackets", {"ask": "depth"}, {0: "?", 1: "(", 8: ">", 9: "(4", 16: ")7", 17: "d0"}),
         ("bytes", {}, {97: "a", 126: "~", 10: "⏎", 9: "⇥", 32: "␣", 0: "x00", 233: "xe9"}),
     ],
 )
@@ -105,6 +119,14 @@ def test_tokens_are_shown(name: str, options: dict[str, Any], shown: dict[int, s
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("brackets", {"seq_len": 2}, r"seq_len=2: must be in 4 … 1048576"),
+    ("brackets", {"seq_len": 31}, r"seq_len=31: must be even"),
+    ("brackets", {"n_kinds": 1}, r"n_kinds=1: must be in 2 … 65536 \(ask=kind\)"),
+    ("brackets", {"n_kinds": 0, "ask": "depth"}, r"n_kinds=0: must be in 1 … "),
+    ("brackets", {"max_depth": 1}, r"max_depth=1: must be in 2 … 64 \(seq_len / 2\)"),
+    ("brackets", {"seq_len": 14}, r"max_depth=8: must be in 2 … 7 \(seq_len / 2\)"),
+    ("brackets", {"p_gap": 1.5}, r"p_gap=1\.5: must be in 0 … 1"),
+    ("brackets", {"ask": "height"}, "ask='height': must be one of kind, depth"),
     ("bytes", {"seq_len": 0}, r"seq_len=0: must be in 1 … 1048576"),
     ("bytes", {"test_share": 0.95}, r"test_share=0\.95: must be in 0\.001 … 0\.9"),
     ("bytes", {"test_share": float("nan")}, r"test_share=nan: must be in"),
@@ -190,10 +212,19 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("overwrite", {"spacing": 17}, r"spacing=17: must be in 1 … 16 \(n_pairs\)"),
     ("overwrite", {"vocab_size": 127}, r"=127: must be in 128 … .*as many values as writes"),
     ("overwrite", {"rewrites": 0, "vocab_size": 33}, r"vocab_size=33: must be in 34 … "),
+    ("palindrome", {"seq_len": 0}, "seq_len=0: must be in 2 …"),
+    ("palindrome", {"seq_len": 31}, "seq_len=31: must be even"),
+    ("palindrome", {"vocab_size": 2}, "vocab_size=2: must be in 3 …"),
     ("selective_copy", {"seq_len": 1}, "seq_len=1: must be in 2 …"),
     ("selective_copy", {"n_tokens": 0}, "n_tokens=0: must be in 1 … 128"),
     ("selective_copy", {"seq_len": 31}, r"n_tokens=16: must be in 1 … 15 \(seq_len / 2\)"),
     ("selective_copy", {"vocab_size": 3}, "vocab_size=3: must be in 4 …"),
+    ("sort", {"seq_len": 31}, "seq_len=31: must be even"),
+    ("sort", {"vocab_size": 2}, "vocab_size=2: must be in 3 …"),
+    ("stack", {"seq_len": 5}, r"seq_len=5: must be in 6 … 1048576 \(a push and a pop\)"),
+    ("stack", {"vocab_size": 7}, "vocab_size=7: must be in 8 …"),
+    ("stack", {"n_stacks": 0}, "n_stacks=0: must be in 1 … 125"),
+    ("stack", {"vocab_size": 20}, r"n_stacks=8: must be in 1 … 7 \(vocab_size / 2 − 3\)"),
     ("word_problem", {"group": "A4"}, "group='A4': must be one of Z2, Z60, S3, S4, S5, A5"),
     ("word_problem", {"group": "Z1"}, "group=Z1: n of Zn must be in 2 … 1024"),
     ("word_problem", {"seq_len": 1}, "seq_len=1: must be in 2 … 1048576"),
