@@ -50,11 +50,13 @@ class StateRecurrence(ABC):
         mixer: the layer and its input.
         log_decay: a, ≤ 0, of each head or of each of its key channels.
         reads: what is read from the state, the output before gate and projection.
+        terms: what the recurrence gets, of each write, as in `lab.ops.delta`.
     """
 
     mixer: BlockMixer
     log_decay: Float[Tensor, "b t h"] | Float[Tensor, "b t h n"]
     reads: Float[Tensor, "b t h p"]
+    terms: Terms
 
     @property
     def n_heads(self) -> int:
@@ -152,7 +154,10 @@ class SSDRecurrence(StateRecurrence):
             B, C = (z.repeat(1, 1, module.n_heads // module.n_groups, 1) for z in (B, C))
         values = module.values(mixer.x).transpose(1, 2)
         reads = mixed if module.D is None else mixed - module.D[:, None] * values
-        return cls(mixer, log_decay, reads, dt, B, C, values)
+        n_heads = values.shape[2]
+        q, k = repeat_groups(C, n_heads), dt[..., None] * repeat_groups(B, n_heads)
+        terms = Terms(q, k, values, log_decay)
+        return cls(mixer, log_decay, reads, terms, dt, B, C, values)
 
     @property
     def width(self) -> int:
@@ -329,8 +334,11 @@ def is_followed(module: nn.Module) -> bool:
     )
 
 
-def choose_rows(subject: Subject) -> Batch:
+def choose_rows(subject: Subject, entries: int = ENTRIES) -> Batch:
     """Return the first rows of a subject's batch, as many as there is time to read matrices of.
+
+    Args:
+        entries: of the matrices of all heads, that are read at most.
 
     Raises:
         NotApplicableError: for a model without such a mixer.
@@ -340,7 +348,7 @@ def choose_rows(subject: Subject) -> Batch:
     if not n_heads:
         raise NotApplicableError("no block has a mixer with a state: SSD, or one of its relatives")
     size, seq_len = subject.batch.inputs.shape
-    return subject.batch[: min(size, MOST_ROWS, max(1, ENTRIES // (n_heads * seq_len**2)))]
+    return subject.batch[: min(size, MOST_ROWS, max(1, entries // (n_heads * seq_len**2)))]
 
 
 def collect_recurrences(model: LanguageModel, batch: Batch) -> list[StateRecurrence]:

@@ -237,6 +237,7 @@ class Recurrence(Mixer):
         self.hook_v = HookPoint()  # [b t h p]
         self.hook_log_decay = HookPoint()  # [b t h] or [b t h n], ≤ 0
         self.hook_beta = HookPoint()  # [b t h], or of each write or channel: what is replaced
+        self.hook_match = HookPoint()  # [b t *r h n]; where it is 0, nothing is taken away
         self.hook_state = HookPoint()  # [b t h n p], as each token reads it: after it, or before
         self.hook_z = HookPoint()  # [b t h p], before norm and gate
 
@@ -474,6 +475,8 @@ class Recurrence(Mixer):
             cos, sin = rotary_table(positions, self.d_state, self.rope_base, high)
             q, k = (apply_rotary(z, cos, sin, "half") for z in (q, k))
         terms = self.decide(inputs[-1], self.hook_rot_q(q), self.hook_rot_k(k), self.hook_v(v))
+        if terms.match is not None:
+            terms = terms._replace(match=self.hook_match(terms.match))
         if self.normalised:
             terms = terms._replace(v=F.pad(terms.v, (0, 1), value=1.0))
         if keep is not None:

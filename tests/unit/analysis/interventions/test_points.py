@@ -10,6 +10,7 @@ from torch import Tensor
 from analysis.interventions import POINT_AXES, ablate, override_mask, patch
 from analysis.interventions.points import draw_derangement
 from lab.hooks import hook_points
+from lab.layers.family.gated_deltanet import GatedDeltaNet
 from lab.layers.mlp import MLP
 from lab.ops.attention import MASKED
 from tests.intervened import ATTENTIONS, EXPERTS, TOKENS, attention, experts, given, stack
@@ -19,7 +20,7 @@ from tests.ssd_variants import moved as ssd_moved
 @pytest.fixture(scope="module")
 def everything():
     """A model that has every kind of point, and what passes them for the tokens, and flipped."""
-    mixers = [ATTENTIONS["ifa"](), ssd_moved(position="conv")]
+    mixers = [ATTENTIONS["ifa"](), ssd_moved(position="conv"), GatedDeltaNet(12, 2)]
     model = stack(*mixers, mlps=(*map(experts, EXPERTS), MLP(12, d_ff=5, gated=True)))
     names = [name for name in hook_points(model) if not name.endswith("balance_loss")]
     with torch.no_grad():
