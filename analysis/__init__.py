@@ -35,6 +35,7 @@ ANALYSES = _Analyses(
     frequencies="analysis.frequencies",
     state_space="analysis.state_space",
     state_rank="analysis.state_space.rank",
+    state_erasure="analysis.state_space.erasure",
     dynamic_mask="analysis.dynamic_mask",
     value_usage="analysis.value_usage",
     experts="analysis.experts.load",

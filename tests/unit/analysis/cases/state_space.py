@@ -15,7 +15,9 @@ from analysis.state_space import (
     RoleMeans,
     StateMemory,
 )
+from analysis.state_space.erasure import Erasures, Turnover
 from analysis.state_space.rank import StateSpectrum
+from analysis.state_space.rewrites import AFTER, BEFORE, Held, Silenced
 from tests.unit.analysis.case import Case
 
 NONE = math.nan, math.nan
@@ -58,11 +60,52 @@ def undivided(lives: tuple[float, ...]) -> StateMemory:
     return replace(memory(lives), decay=np.full(len(lives), math.nan))
 
 
-def magnitudes(largest: float, median: float) -> Magnitudes:
+def heatmap(heads: int = 1) -> Heatmap:
     none, tokens = np.zeros(0, int), np.zeros(8, int)
-    picture = Picture(np.tri(8)[None], 1, (0, 0), 1.0, signed=False)
-    shown = Heatmap(picture, AnswerLinks(none, none, none), tokens, tokens, ("key",))
-    return Magnitudes("Layer 0", 0, largest, largest - 1, median, 0.0, shown)
+    picture = Picture(np.tile(np.tri(8), (heads, 1, 1)), 1, (0, 0), 1.0, signed=False)
+    return Heatmap(picture, AnswerLinks(none, none, none), tokens, tokens, ("key",))
+
+
+def magnitudes(largest: float, median: float) -> Magnitudes:
+    return Magnitudes("Layer 0", 0, largest, largest - 1, median, 0.0, heatmap())
+
+
+def turnover(*erased: float) -> Turnover:
+    """Return heads by what value tokens erase; β is 1 there and 0 at keys."""
+    means = np.zeros((5, 2, len(erased)))
+    means[2, 1], means[3:, 1] = erased, 1
+    return Turnover(*name_heads(len(erased)), ("key", "value"), means)
+
+
+def erasures(largest: float, *by_value: float) -> Erasures:
+    """Return heads of which value tokens erase these shares of what values wrote; half decays."""
+    written = np.tile([0.0, 1.0], (len(by_value), 1))
+    erased = np.zeros((2, len(by_value), 2))
+    erased[1, :, 1] = by_value
+    left = 0.5 - erased.sum(0)
+    heads = heatmap(len(by_value))
+    decayed = np.full_like(left, 0.5)
+    return Erasures("Layer 0", 0, ("key", "value"), written, left, decayed, erased, largest, heads)
+
+
+def held(old: float, erased: tuple[float, float], width: float = 0.01) -> Held:
+    """Return two heads, of which the second holds so much of an old value, and 90 % of others."""
+    places = np.arange(-BEFORE, AFTER + 1)
+    shares = np.ones((2, 2, len(places)))
+    shares[1, 0, BEFORE:], shares[1, 1, BEFORE:] = old, 0.9
+    taken = np.array([(0.0, 0.0), erased])
+    ends = np.array([-width, width])
+    around, of_taken = shares[..., None] + ends, taken[..., None] + ends
+    return Held(*name_heads(2), places, shares, around, taken, of_taken)
+
+
+def silenced(stale: float, placebo: float = 0.02) -> Silenced:
+    """Return two layers, of which the second makes so many answers stale without its writes."""
+    found, others = np.full((2, 2, 2, 2), 0.01), np.full((2, 2, 2, 2), placebo)
+    found[0, 0, 1, 1] = stale
+    shares, around = found[0], found[0][..., None] + np.array([-0.01, 0.01])
+    beside, of_beside = others[0], others[0][..., None] + np.array([-0.01, 0.01])
+    return Silenced(np.arange(2), np.array([0.99, 0.01]), shares, around, beside, of_beside, 64)
 
 
 def spectrum(effective: tuple[float, ...], rank: tuple[float, ...]) -> StateSpectrum:
@@ -104,4 +147,24 @@ CASES = [
     Case("boundary", spectrum((2, math.nan), (3, 0)), "carry nothing 1 of 2"),
     Case("boundary", spectrum((2, 7), (3, 7.6)), "numerical rank full in every row 0 of 2"),
     Case("boundary", spectrum(MANY, MANY), "highest effective rank 0.39 7 –"),
+    Case("planted", turnover(0.2, 0.5), "that erase: 2 of 2; head 0.1 erases most: a value token"),
+    Case("planted", turnover(0.2, 0.5), "value 0.0 % 0.0 % 50.0 % 100.0 % 1"),
+    Case("null", turnover(0, 0), "that erase: 0 of 2: what is written stays", "erases most"),
+    Case("boundary", turnover(0.01, 0.0101), "Heads that erase: 1 of 2; head 0.1 erases most"),
+    Case("planted", erasures(0.9, 0.1, 0.4), "head 0.1 writes, later tokens erase 40.0 %, value t"),
+    Case("planted", erasures(0.9, 0.1, 0.4), "value 100.0 % 10.0 % 50.0 % 0.0 % 40.0 %"),
+    Case("null", erasures(0.0, 0, 0), "No token of this layer erases what another has", "later"),
+    Case("boundary", erasures(0.0101, 0.4, 0.4), "Of all that head 0.0 writes, later tokens erase"),
+    Case("planted", held(0.03, (0.8, 0.1)), "Head 0.1 holds 3.0 % of an old value 8 tokens after"),
+    Case("planted", held(0.03, (0.8, 0.1)), "head 0.1 old value 3.0 % 80.0 % 17.0 %"),
+    Case("null", held(0.9, (0, 0)), "No head surely erases more of an old value", "Head 0"),
+    Case("null", held(math.nan, NONE), "later, head 0.0 holds 100.0 % of it"),
+    Case("boundary", held(0.3, (0.11, 0.1)), "No head surely erases more", "Heads that surely"),
+    Case("boundary", held(0.3, (0.13, 0.1)), "surely erase more of the old value: 1 of 2."),
+    Case("planted", silenced(0.8), "nor erase, they are 80.0 % in layer 1 (placebo 2.0 %)"),
+    Case(
+        "null", silenced(0.01), "they are in no layer surely more than its placebo; if", "layer 1 ("
+    ),
+    Case("boundary", silenced(0.04), "they are in no layer surely more", "layer 1 ("),
+    Case("boundary", silenced(0.0401), "they are 4.0 % in layer 1 (placebo 2.0 %)"),
 ]

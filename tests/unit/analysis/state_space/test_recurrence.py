@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from analysis.mixing import BlockMixer
+from analysis.state_space.erasure import follow, name_writes, trace
 from analysis.state_space.rank import effective_rank, rank
 from analysis.state_space.recurrence import FamilyRecurrence, SSDRecurrence, is_followed
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.retnet import Retention
-from lab.layers.recurrence import Recurrence
+from lab.layers.recurrence import Recurrence, Terms
 from lab.layers.ssd import SSD
 from lab.models.mixers import MIXERS
 from lab.ops.delta import delta_states
@@ -247,3 +248,66 @@ def test_a_planted_decay_of_the_family_has_its_half_life():
     gated.decay_up.bias.zero_()  # every channel keeps σ(0)^{1/16}
     found = FamilyRecurrence.of(BlockMixer(0, gated, draw_normal(1, 9, 12).float()))
     np.testing.assert_allclose(found.half_lives, 16.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILY, "ssd"])
+@torch.no_grad()
+def test_what_is_held_of_each_write_adds_up_to_the_state(name):
+    if name == "ssd":
+        module, found = None, recurrence(moved(position="conv"))
+    else:
+        module, found = family(name)
+    before_decay = module is not None and module.match_before_decay
+    terms, m = found.terms, found.terms.k.shape[2] if found.terms.k.ndim == 5 else 1
+    followed = list(follow(terms, name_writes(terms), match_before_decay=before_decay))
+    values = terms.v.reshape(2, 11 * m, *terms.v.shape[-2:]).transpose(1, 2)
+    held, decayed, erased = (
+        torch.stack([part.mT @ values for part in parts], 1)
+        for parts in zip(*followed, strict=True)
+    )
+    states = delta_states(terms.k, terms.v, *terms[3:6], match_before_decay=before_decay)
+    torch.testing.assert_close(held, states)
+    before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
+    if m == 1:  # what is written is all that a token changes besides
+        written = torch.einsum("bthn,bthp->bthnp", terms.k, terms.v)
+        torch.testing.assert_close(before - decayed - erased + written, states)
+    if module is not None and terms.own is None and not module.normalised:
+        reads = torch.stack([part[0] for part in followed], 1).transpose(1, 2)
+        M = torch.einsum("bthn,bhtsn->bhts", terms.q, reads)
+        shown = module.matrix(found.mixer.x)[:, : 2 * m].unflatten(1, (m, 2))  # a head a write
+        torch.testing.assert_close(M.unflatten(-1, (11, m)), shown.movedim(1, -1))
+    traced = trace(found)
+    lost = torch.stack([part[1] for part in followed], 2)  # [b h t w n]
+    keys = terms.k.reshape(2, 11 * m, *terms.k.shape[-2:]).transpose(1, 2)
+    weight = (keys.norm(dim=-1) * values.norm(dim=-1)).square()
+    share = torch.einsum("bhtwn,bhwn->bhtw", lost, keys) / keys.square().sum(-1)[:, :, None]
+    share = (share * weight[:, :, None]).unflatten(-1, (11, m)).sum(-1) / traced.weight[:, :, None]
+    total = traced.held + (traced.erased + share).cumsum(2)
+    torch.testing.assert_close(total, torch.ones_like(total).tril())
+    assert (traced.erased == 0).all() == (terms.match is None)
+    torch.testing.assert_close(traced.size, before.flatten(3).norm(dim=-1))
+    for i, part in enumerate((decayed, erased), 1):
+        torch.testing.assert_close(traced.tokens[i], part.flatten(3).norm(dim=-1))
+    assert (traced.tokens[3] <= 1 + 1e-9).all()
+
+
+@torch.no_grad()
+def test_a_delta_rule_erases_what_its_key_held_and_no_other():
+    """Keys are axes: a write with β = ¾ takes ¾ of what is there, after a decay to ½."""
+    module, found = family("gdn")
+    keys = torch.eye(6).double()[torch.tensor([0, 1, 0, 2, 1, 0])][None, :, None]
+    ones = torch.ones(1, 6, 1).double()
+    terms = Terms(keys, 0.75 * keys, keys, math.log(0.5) * ones, keys)
+    x = draw_normal(1, 6, 12)
+    found = FamilyRecurrence(BlockMixer(0, module, x), math.log(0.5) * ones, keys, terms)
+    traced = trace(found)
+    erased = {(2, 0): 0.75 / 4, (4, 1): 0.75 / 8, (5, 0): 0.75 / 128, (5, 2): 0.75 / 8}
+    for (t, s), share in erased.items():
+        assert float(traced.erased[0, 0, t, s]) == pytest.approx(share)
+        traced.erased[0, 0, t, s] = 0
+    assert not traced.erased.any()
+    assert float(traced.held[0, 0, 5, 0]) == pytest.approx(0.25**2 / 32)
+    assert float(traced.held[0, 0, 5, 3]) == pytest.approx(0.25)
+    torch.testing.assert_close(traced.tokens[4], 0.75 * ones)  # β
+    overlap = [0, 0, 1 / math.sqrt(5), 0, 1 / math.hypot(17 / 8, 1, 4)]
+    assert traced.tokens[3, 0, :5, 0].tolist() == pytest.approx(overlap)
