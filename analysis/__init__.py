@@ -48,6 +48,20 @@ ANALYSES = _Analyses(
 )
 """Every analysis by name, in the order of the report."""
 
+READ_VECTORS = (
+    "baselines",
+    "rows",
+    "curves",
+    "generalisation",
+    "positions",
+    "matrices",
+    "rollout",
+    "state_space",
+    "state_rank",
+    "anatomy",
+)
+"""The analyses that also apply where rows are vectors; the others look at tokens."""
+
 QUICK = (
     "baselines",
     "leaks",

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from analysis.memory import check_memory
 from lab.files import RunError
 from lab.models import LanguageModel
-from lab.models.evaluation import check_vocabulary
+from lab.models.evaluation import check_sizes
 from lab.training.run import Run
 from tasks.base import Batch, Task, count_rows
 
@@ -49,7 +49,7 @@ class Subject:
         known: what one analysis has found that others ask for too, by name.
 
     Raises:
-        ValueError: for a task with more tokens than the model has.
+        ValueError: for a task whose rows the model does not read.
     """
 
     task: Task
@@ -61,7 +61,7 @@ class Subject:
     known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        check_vocabulary(self.task, self.model)
+        check_sizes(self.task, self.model)
 
     @classmethod
     def of(
@@ -109,6 +109,16 @@ class Subject:
         if self.run is None:
             return self.task.name
         return f"{self.task.name} · {self.run.model.name}"
+
+
+def check_tokens(subject: Subject) -> None:
+    """Check that rows are tokens, for what looks at tokens or at right and wrong answers.
+
+    Raises:
+        NotApplicableError: where rows are vectors.
+    """
+    if subject.task.vectors:
+        raise NotApplicableError(f"rows of {subject.task.name} are vectors, not tokens")
 
 
 def count_default_rows(task: Task) -> int:

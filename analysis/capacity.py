@@ -13,7 +13,7 @@ from analysis.links import has_pairs
 from analysis.words import count_interval_decimals, percent
 from lab.config import TrainConfig, get_protocol_defaults
 from lab.models import LanguageModel
-from lab.models.evaluation import check_vocabulary, evaluate
+from lab.models.evaluation import check_sizes, evaluate
 from lab.training.loop import fit, start
 from tasks.base import Task
 
@@ -106,10 +106,10 @@ def measure_capacity(
     found = []
     for task in sorted(tasks, key=_count_pairs):
         model = make_model()
-        check_vocabulary(task, model)
+        check_sizes(task, model)
         chosen = config
         if chosen is None:
-            width = model.embed.embedding_dim
+            width = model.cfg.d_model
             defaults = get_protocol_defaults("lab", task.seq_len, task.vocab_size, width)
             # Without those of the model.
             known = {name: of for name, of in defaults.items() if name in vars(TrainConfig())}

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from analysis import ANALYSES
-from analysis.base import NotApplicableError, Subject
+from analysis import ANALYSES, READ_VECTORS
+from analysis.base import NotApplicableError, Subject, check_tokens
 from analysis.plain import to_plain
 from lab import __version__
 from lab.machine import give_back_freed_memory
@@ -76,6 +76,8 @@ def examine(
         on_begin(name)
         began = time.perf_counter()
         try:
+            if name not in READ_VECTORS:
+                check_tokens(subject)
             results[name] = ANALYSES[name].measure(subject)
         except NotApplicableError as error:
             if only and not lenient:
@@ -90,7 +92,7 @@ def examine(
 def record(examination: Examination) -> dict[str, Any]:
     """Return the content of analysis.json: the numbers of each finding, with title and sentence."""
     subject = examination.subject
-    rows, seq_len = subject.batch.inputs.shape
+    rows, seq_len = subject.batch.roles.shape
     return {
         "format": FORMAT,
         "name": subject.name,
@@ -125,10 +127,11 @@ def collect_provenance(run: Run) -> dict[str, str]:
 
 
 def hash_data(run: Run) -> str:
-    """Hash the first test batch's inputs: SHA-256 of little-endian int64, row by row."""
+    """Hash the first test batch's inputs, row by row: SHA-256 of little-endian int64 or float32."""
     size = min(run.train.batch_size, run.train.test_rows)
     inputs = run.task.batch(split="test", size=size, seed=run.train.seed).inputs
-    return hashlib.sha256(inputs.numpy().astype("<i8").tobytes()).hexdigest()
+    kind = "<f4" if run.task.vectors else "<i8"
+    return hashlib.sha256(inputs.numpy().astype(kind).tobytes()).hexdigest()
 
 
 def find_commit() -> str | None:

@@ -12,7 +12,7 @@ from analysis.base import Subject
 from analysis.mixing import BlockMixer, collect_mixers, get_reach
 from lab.intervals import bootstrap
 from lab.layers.mixer import MatrixMixer
-from tasks.base import IGNORE, MAX_ROWS, Batch, count_rows
+from tasks.base import MAX_ROWS, Batch, count_rows
 
 PAIR_LINKS = ("query_pos", "key_pos", "value_pos")
 """The links of a task that stores pairs of keys and values."""
@@ -73,7 +73,7 @@ class AnswerLinks:
 def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
     """Return which positions of a row of a batch belong together, without padding."""
     if not has_pairs(batch):
-        scored = (batch.targets[row] != IGNORE).nonzero()[:, 0].cpu().numpy()
+        scored = batch.scored[row].nonzero()[:, 0].cpu().numpy()
         return AnswerLinks(scored, scored[:0], scored[:0])
     query, key, value = (link[0].cpu().numpy() for link in find_pairs(batch[row : row + 1]))
     real = query >= 0
@@ -81,8 +81,8 @@ def find_links(batch: Batch, row: int = 0) -> AnswerLinks:
 
 
 def has_pairs(batch: Batch) -> bool:
-    """Whether the task's links name where a query's key and value were stored."""
-    return set(PAIR_LINKS) <= batch.links.keys()
+    """Whether the task's links name where a query's key and value were stored, as tokens."""
+    return set(PAIR_LINKS) <= batch.links.keys() and not batch.inputs.is_floating_point()
 
 
 def find_pairs(

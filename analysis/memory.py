@@ -42,7 +42,7 @@ def estimate_memory(
         task: whose rows are.
         only: names of the analyses; None: all.
     """
-    blocks, d_model = model.list_blocks(), model.embed.embedding_dim
+    blocks, d_model = model.list_blocks(), model.cfg.d_model
     token = model.embed.weight.new_zeros(1, 1, d_model)
     block = max(_count_entries(each.mixer, token, task.seq_len) for each in blocks)
     fixed = FLOAT * COPIES * block

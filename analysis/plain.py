@@ -11,9 +11,9 @@ import numpy as np
 STORED = "stored"
 
 
-def figure_only() -> Any:
+def figure_only(**options: Any) -> Any:
     """Return a dataclass field that only figures need: analysis.json leaves it out."""
-    return field(metadata={STORED: False})
+    return field(metadata={STORED: False}, **options)
 
 
 def to_plain(value: Any) -> Any:

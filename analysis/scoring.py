@@ -13,7 +13,7 @@ from lab.intervals import Estimate, estimate_ratio
 from lab.models import LanguageModel
 from lab.models.evaluation import score, tell_oracle_masks
 from lab.ops.cross_entropy import linear_argmax
-from tasks.base import IGNORE, Batch
+from tasks.base import Batch
 
 PART_ENTRIES = 2**20
 """Logits in memory at once; in cache they take a third of the time of 16 times as many."""
@@ -25,13 +25,15 @@ class Scored:
 
     rows: Int[Tensor, " q"]
     positions: Int[Tensor, " q"]
-    targets: Int[Tensor, " q"]
+    targets: Int[Tensor, " q"] | Float[Tensor, "q v"]
     hidden: Float[Tensor, "q d"]
     head: Float[Tensor, "v d"]
 
     @cached_property
-    def answers(self) -> Int[Tensor, " q"]:
-        """The token of the highest logit."""
+    def answers(self) -> Int[Tensor, " q"] | Float[Tensor, "q v"]:
+        """The token of the highest logit; the numbers of a model that reads vectors."""
+        if self.targets.is_floating_point():
+            return self.hidden @ self.head.detach().T
         return linear_argmax(self.hidden, self.head)
 
     @property
@@ -72,7 +74,7 @@ class Scored:
 @torch.no_grad()
 def scored(model: LanguageModel, batch: Batch) -> Scored:
     """Run a model on a batch in fp32, and return what it answers at the scored positions."""
-    rows, positions = (batch.targets != IGNORE).nonzero(as_tuple=True)
+    rows, positions = batch.scored.nonzero(as_tuple=True)
     # All positions, as under a hook: an intervention that changes nothing gives the same bits.
     with tell_oracle_masks(model, batch):
         hidden = model.hidden(batch.inputs)[rows, positions]

@@ -3,6 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+RIGHT = {
+    "accuracy": "of the answers are right",
+    "explained variance": "of what the oracle explains is explained",
+}
+"""What a share is of, by the task's measure (`tasks.base.Task`), as the end of a sentence."""
+
 
 def percent(share: float, decimals: int | None = None) -> str:
     """Format a share in [0, 1]; without a number of decimals, with those that it needs.

@@ -98,6 +98,49 @@ class RowCounts:
         return wilson(p, n)
 
 
+@dataclass
+class RowAmounts:
+    """What `RowCounts` is for counts, for amounts of each row: a share of sums, in [0, 1].
+
+    Attributes:
+        rows: number of rows.
+        sums: Σh and Σs, of what is right of what is asked.
+        products: Σh² and Σhs, Σhs and Σs².
+    """
+
+    rows: int = 0
+    sums: Float[Tensor, " 2"] = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    products: Float[Tensor, "2 2"] = field(
+        default_factory=lambda: torch.zeros(2, 2, dtype=torch.float64)
+    )
+
+    def add(self, right: Float[Tensor, " b"], asked: Float[Tensor, " b"]) -> None:
+        """Add what is right and what is asked of each of some rows."""
+        both = torch.stack([right, asked])
+        self.rows += len(asked)
+        self.sums += both.sum(1)
+        self.products += both @ both.T
+
+    @property
+    def share(self) -> float:
+        """Σh / Σs, or the end of [0, 1] that it is beyond."""
+        return clip_share(*self.sums.tolist())
+
+    def find_interval(self) -> tuple[float, float]:
+        """Return the normal 95 % interval of the share, by its spread over rows, within [0, 1]."""
+        m, (h, n) = self.rows, self.sums.tolist()
+        (hh, hs), (_, ss) = self.products.tolist()
+        p = h / n if n > 0 else 0.0
+        between = m * max(0.0, hh - 2 * p * hs + p**2 * ss) / (max(1, m - 1) * n**2 or 1)
+        half = Z95 * math.sqrt(between)
+        return clip_share(p - half, 1.0), clip_share(p + half, 1.0)
+
+
+def clip_share(right: float, asked: float) -> float:
+    """Return right / asked, or the end of [0, 1] that it is beyond; 0 where nothing is asked."""
+    return min(1.0, max(0.0, right / asked)) if asked > 0 else 0.0
+
+
 def bootstrap(
     values: Shaped[np.ndarray, "n ..."],
     rng: np.random.Generator,

@@ -20,6 +20,7 @@ _HOMES = {
     "flip_flop": "tasks.flip_flop:FlipFlop",
     "word_problem": "tasks.word_problem:WordProblem",
     "memorize": "tasks.memorize:Memorize",
+    "regression": "tasks.regression:Regression",
     "language": "tasks.language:Language",
     "bytes": "tasks.next_byte:Bytes",
     "stack": "tasks.stack:Stack",

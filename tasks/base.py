@@ -1,5 +1,6 @@
-"""What a task is: rows of tokens, each a pure function of (task, seed, split, row number)."""
+"""What a task is: rows, each a pure function of (task, seed, split, row number)."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -7,13 +8,24 @@ from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from tasks import counter
-from tasks.batch import IGNORE, Batch, Links, Predictor, accuracy, count_rows
+from tasks.batch import (
+    IGNORE,
+    Batch,
+    Links,
+    Predictor,
+    accuracy,
+    count_right,
+    count_rows,
+    find_scored,
+)
 from tasks.bounds import check_choice, check_kind
 from tasks.lazy import Tensor, torch
 from tasks.near_names import suggest
 from tasks.one_thread import use_one_thread
 from tasks.schedule import Schedule
 
+BLIND_ROWS = 256
+"""Test rows on which the loss of answering zero is measured."""
 MAX_ROWS = 2**36
 """Rows of a split: the counter behind them has 36 bits for the number."""
 
@@ -57,6 +69,9 @@ class Task(ABC):
         stochastic: whether rows do not determine their targets; the oracle is then the best
             possible, not always right.
         unit: what a token is, where bits are counted.
+        vectors: whether rows are vectors and answers are numbers (`tasks.vectors.VectorTask`).
+        measure: what its score in [0, 1] is called.
+        loss_unit: what its loss is measured in.
         grows: options that `resize` scales; none where shorter rows would be no easier start.
         why_fixed: why a task that does not grow does not.
     """
@@ -69,6 +84,9 @@ class Task(ABC):
     evaluations: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     stochastic: ClassVar[bool] = False
     unit: ClassVar[str] = "token"
+    vectors: ClassVar[bool] = False
+    measure: ClassVar[str] = "accuracy"
+    loss_unit: ClassVar[str] = "nats"
     grows: ClassVar[tuple[str, ...]] = ("seq_len",)
     why_fixed: ClassVar[str] = ""
 
@@ -119,13 +137,39 @@ class Task(ABC):
     def shortcuts(self) -> dict[str, Predictor]:
         """Return predictors that look right without solving the task, by name."""
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What a model must know to read and answer rows: arguments of `lab.models.build`."""
+        return {"vocab_size": self.vocab_size}
+
+    @property
+    def blind_loss(self) -> float:
+        """The loss of a guess that is blind to the row: uniform over all tokens, or zero.
+
+        Zero, where answers are numbers, costs the mean square of the first test rows' targets.
+        """
+        if not self.vectors:
+            return math.log(self.vocab_size)
+        targets = self.batch(split="test", size=BLIND_ROWS).targets
+        return targets.double().square().nanmean().item()
+
+    def count_asked(self, batch: Batch) -> Tensor:
+        """Return how much there is to get right in each row, [b]: what the oracle gets right.
+
+        Where rows do not determine their tokens, it is still the number of scored positions.
+        """
+        best = self.oracle(batch) if self.vectors else batch.targets
+        return count_right(best, batch.targets)
+
     def format_token(self, token: int) -> str:
         """Return how a token is shown."""
         return str(token)
 
     def to_str_tokens(self, tokens: "Tensor | Sequence[int]") -> list[str]:
         """Return how the tokens of a row are shown, [t] or [1 t]; `to_tokens` reverses it."""
-        return [self.format_token(token) for token in torch.as_tensor(tokens).flatten().tolist()]
+        row = torch.as_tensor(tokens)
+        row = row.flatten(0, -2) if self.vectors else row.flatten()
+        return [self.format_token(token) for token in row.tolist()]
 
     def to_tokens(self, text: "str | Sequence[str]") -> Tensor:
         """Return the tokens of a row that is written as text, int64 [1 t].
@@ -134,8 +178,11 @@ class Task(ABC):
             text: tokens as `format_token` shows them: a list, or one string with spaces between.
 
         Raises:
-            ValueError: for what is not a token of this task.
+            ValueError: for what is not a token of this task, which no text is where rows are
+                vectors.
         """
+        if self.vectors:
+            raise ValueError(f"text: rows of {self.name} are vectors, which no text spells")
         known = {self.format_token(token): token for token in range(self.vocab_size)}
         words = text.split() if isinstance(text, str) else list(text)
         for word in words:
@@ -240,5 +287,7 @@ __all__ = [
     "Schedule",
     "Task",
     "accuracy",
+    "count_right",
     "count_rows",
+    "find_scored",
 ]

@@ -1,4 +1,4 @@
-"""Rows of a task: tokens, targets, roles, and links between positions."""
+"""Rows of a task: tokens or vectors, targets, roles, and links between positions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,8 +59,9 @@ class Batch:
     """Rows of a task.
 
     Attributes:
-        inputs: int64 [b t], token ids.
-        targets: int64 [b t], the right answer at scored positions, -100 elsewhere.
+        inputs: int64 [b t], token ids; of a `VectorTask` float32 [b t i], vectors.
+        targets: int64 [b t], the right answer at scored positions, -100 elsewhere; of a
+            `VectorTask` float32 [b t o], NaN elsewhere.
         roles: int64 [b t], an index into the task's `role_names`.
         links: int64 tensors that tie positions of a row together, task by task; -1 pads.
     """
@@ -69,6 +70,11 @@ class Batch:
     targets: Tensor
     roles: Tensor
     links: Mapping[str, Tensor]
+
+    @property
+    def scored(self) -> Tensor:
+        """Which positions are scored, bool [b t]."""
+        return find_scored(self.targets)
 
     def __getitem__(self, rows: slice | Tensor) -> "Batch":
         """Return some of the rows, by slice or by index."""
@@ -90,7 +96,7 @@ class Batch:
 
     def trim(self) -> "Batch":
         """Return the batch without the columns after the last scored position of any row."""
-        scored = (self.targets != IGNORE).any(0).nonzero()
+        scored = self.scored.any(0).nonzero()
         return self.take(slice(None), int(scored[-1]) + 1) if len(scored) else self
 
     def to(self, device: "torch.device | str") -> "Batch":
@@ -104,13 +110,31 @@ class Batch:
 
 
 Predictor = Callable[[Batch], Tensor]
-"""Predicts int64 [b t] from a batch's inputs, and is scored like a model."""
+"""Predicts targets, of their shape and type, from a batch's inputs, and is scored like a model."""
+
+
+def find_scored(targets: Tensor) -> Tensor:
+    """Return which positions are scored, bool [b t], by targets [b t], or [b t o] of vectors."""
+    if targets.is_floating_point():
+        return ~targets.isnan().any(-1)
+    return targets != IGNORE
 
 
 def accuracy(predicted: Tensor, targets: Tensor) -> float:
     """Return the share of scored positions where `predicted` [b t] equals `targets` [b t]."""
     scored = targets != IGNORE
     return (predicted[scored] == targets[scored]).double().mean().item()
+
+
+def count_right(answers: Tensor, targets: Tensor) -> Tensor:
+    """Return how much of each row's targets some answers get right, [b].
+
+    Of tokens it is the number of right answers; of numbers y answered by ŷ it is Σy² − Σ(y − ŷ)²,
+    what the answers explain of the sum of squares, over all scored positions.
+    """
+    if targets.is_floating_point():
+        return (targets.double().square() - (targets.double() - answers).square()).nansum((1, 2))
+    return ((targets != IGNORE) & (answers == targets)).sum(1)
 
 
 def count_rows(tokens: int, seq_len: int, *, fewest: int = 1, most: int | None = None) -> int:

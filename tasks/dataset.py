@@ -14,8 +14,8 @@ class Rows(IterableDataset[dict[str, Any]]):
     """Batches of rows start … stop − 1, each row once over all ranks and workers.
 
     A batch is a dict of int64 tensors [b t]: "inputs", "targets" (-100 where unscored) and
-    "roles"; with `links`, also "links", a dict of tensors by name. A loader must not batch
-    these again:
+    "roles"; inputs and targets are float32 where rows are vectors (`tasks.batch.Batch`). With
+    `links`, also "links", a dict of tensors by name. A loader must not batch these again:
 
     >>> from torch.utils.data import DataLoader
     >>> from tasks import TASKS

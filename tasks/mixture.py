@@ -1,10 +1,10 @@
 """A mixture: rows of several tasks of one kind, which differ in the options that vary."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import product
-from math import prod
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from tasks import counter
@@ -59,7 +59,7 @@ class Mixture(Task):
         options = dict(self.given)
         varied = select_varied(self.kind, options)
         # Counted before they are listed: a schedule may have more values than memory holds.
-        count = prod(_count_values(name, values) for name, values in varied.items())
+        count = math.prod(_count_values(name, values) for name, values in varied.items())
         if count > MAX_SETTINGS:
             names = ", ".join(varied)
             raise ValueError(f"{names}: make {count} settings together, must be ≤ {MAX_SETTINGS}")
@@ -68,6 +68,12 @@ class Mixture(Task):
             self.kind(**{**options, **dict(zip(varied, setting, strict=True))})
             for setting in product(*each)
         )
+        widths = sorted({tuple(part.sizes.values()) for part in parts})
+        if self.kind.vectors and len(widths) > 1:
+            found = ", ".join(str(width) for width, _ in widths)
+            raise ValueError(
+                f"{', '.join(varied)}: rows have vectors of {found} numbers, must be one width"
+            )
         # A part may fill an option in, as a text's digest; one that they fill differently is open.
         filled = {
             name: value if all(getattr(part, name) == value for part in parts) else None
@@ -127,7 +133,11 @@ class Mixture(Task):
         padding = len(self.role_names) - 1
         inputs, targets, roles = (
             _pad_rows([getattr(b, name) for b in batches], self.seq_len, fill)[order]
-            for name, fill in (("inputs", 0), ("targets", IGNORE), ("roles", padding))
+            for name, fill in (
+                ("inputs", 0),
+                ("targets", math.nan if self.vectors else IGNORE),
+                ("roles", padding),
+            )
         )
         return Batch(inputs, targets, roles, Links(make_links, {"setting": setting[:, None]}))
 
@@ -150,10 +160,16 @@ class Mixture(Task):
         return self._predict(batch, lambda part: part.oracle)
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """The largest of each size of any part."""
+        names = self.parts[-1].sizes
+        return {name: max(part.sizes[name] for part in self.parts) for name in names}
+
+    @property
     def chance(self) -> float:
         """The parts' chance levels, averaged over the scored positions of 256 test rows."""
         batch = self.batch(split="test", size=CHANCE_ROWS)
-        scored = (batch.targets != IGNORE).sum(1).double()
+        scored = batch.scored.sum(1).double()
         chance = torch.tensor([part.chance for part in self.parts]).double()
         return ((chance[batch.links["setting"][:, 0]] * scored).sum() / scored.sum()).item()
 
@@ -168,10 +184,11 @@ class Mixture(Task):
     def _predict(self, batch: Batch, choose: Callable[[Task], Predictor]) -> Tensor:
         """Apply the predictor chosen for each part to the part's rows, cut to its length."""
         setting = batch.links["setting"][:, 0]
-        answers = torch.full_like(batch.inputs, IGNORE)
+        answers = torch.full_like(batch.targets, math.nan if self.vectors else IGNORE)
         for s in setting.unique().tolist():
             place, part = (setting == s).nonzero()[:, 0], self.parts[s]
-            answers[place, : part.seq_len] = choose(part)(batch.take(place, part.seq_len))
+            found = choose(part)(batch.take(place, part.seq_len))
+            answers[place, : part.seq_len] = found.to(answers)
         return answers
 
     def format_token(self, token: int) -> str:
@@ -240,8 +257,9 @@ def _pad_link(link: Tensor, sizes: list[int]) -> Tensor:
     )
 
 
-def _pad_rows(tensors: Sequence[Tensor], seq_len: int, fill: int) -> Tensor:
-    """Stack rows [b t] of several lengths, filled to seq_len at the end."""
+def _pad_rows(tensors: Sequence[Tensor], seq_len: int, fill: float) -> Tensor:
+    """Stack rows [b t], or [b t i] of vectors, of several lengths, filled to seq_len at the end."""
+    pad = torch.nn.functional.pad
     return torch.cat(
-        [torch.nn.functional.pad(x, (0, seq_len - x.shape[1]), value=fill) for x in tensors]
+        [pad(x, (0, 0) * (x.ndim - 2) + (0, seq_len - x.shape[1]), value=fill) for x in tensors]
     )

@@ -60,6 +60,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"seq_len": 50, "n_facts": 2**20, "vocab_size": 20},
         {"seq_len": (9, 16), "n_facts": (5, 1000), "vocab_size": 64},
     ],
+    "regression": [
+        {"seq_len": 4, "n_dims": 1},
+        {"seq_len": 14, "n_dims": 11, "active_dims": 9},
+        {"seq_len": (8, 22), "n_dims": 6, "active_dims": (2, 5)},
+    ],
     "language": [
         {"seq_len": 2, "max_states": 2, "min_states": 2, "n_symbols": 4, "max_length": 1},
         {"seq_len": 70, "max_states": 40, "n_symbols": 1000, "min_strings": 2, "max_strings": 3},

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from plotly.subplots import make_subplots
 
 from analysis.base import Subject
@@ -54,7 +54,7 @@ class Heatmap:
 
     picture: Picture
     links: AnswerLinks
-    tokens: Int[np.ndarray, " t"]
+    tokens: Shaped[np.ndarray, " t"]
     roles: Int[np.ndarray, " t"]
     role_names: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class Heatmap:
     def of(cls, subject: Subject, picture: Picture) -> "Heatmap":
         """Return the heat map of a matrix that was computed on a subject's first row."""
         batch, role_names = subject.batch, subject.task.role_names
-        tokens, roles = (part[0].cpu().numpy() for part in (batch.inputs, batch.roles))
+        tokens, roles = list_tokens(subject), batch.roles[0].cpu().numpy()
         return cls(picture, find_links(batch), tokens, roles, role_names)
 
     @property
@@ -72,6 +72,12 @@ class Heatmap:
             "tokens": self.tokens.tolist(),
             "roles": [self.role_names[i] for i in self.roles],
         }
+
+
+def list_tokens(subject: Subject) -> Shaped[np.ndarray, " t"]:
+    """Return the tokens of a subject's first row by number; vectors as they are shown."""
+    row = subject.batch.inputs[0].cpu()
+    return np.array(subject.task.to_str_tokens(row)) if subject.task.vectors else row.numpy()
 
 
 def make_picture(weights: Float[np.ndarray, "h high wide"], pool: int = 1) -> Picture:

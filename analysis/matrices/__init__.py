@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from analysis.base import Finding, NotApplicableError, Subject, Table, thin
 from analysis.figures.picture import (
@@ -16,6 +16,7 @@ from analysis.figures.picture import (
     count_columns,
     draw_heatmap,
     find_expected,
+    list_tokens,
     make_picture,
     pool_matrix,
 )
@@ -76,7 +77,7 @@ class LayerMatrix(Finding):
     mass: Mass | None
     cropped: bool
     links: AnswerLinks
-    tokens: Int[np.ndarray, " t"]
+    tokens: Shaped[np.ndarray, " t"]
     roles: Int[np.ndarray, " t"]
     role_names: tuple[str, ...]
     title: str = figure_only()
@@ -187,7 +188,7 @@ def measure(subject: Subject) -> list[LayerMatrix]:
             mass=mass,
             cropped=False,
             links=links,
-            tokens=batch.inputs[0].cpu().numpy(),
+            tokens=list_tokens(subject),
             roles=batch.roles[0].cpu().numpy(),
             role_names=subject.task.role_names,
             title=title + f", signed max over {pool} × {pool}" * (pool > 1),

@@ -115,7 +115,7 @@ def measure(subject: Subject) -> list[Rollout]:
     for mixer in layers:
         if not isinstance(mixer.module, MatrixMixer):
             raise NotApplicableError(f"layer {mixer.layer}, {mixer.kind}, offers no matrix")
-    count, seq_len = batch.inputs.shape
+    count, seq_len = batch.roles.shape
     if seq_len > LONGEST_ROLLED:
         raise NotApplicableError(
             f"rows of {seq_len} tokens are too long, must be ≤ {LONGEST_ROLLED}"

@@ -89,11 +89,16 @@ class RunAccuracies(Finding):
 
     runs: tuple[RunColumn, ...]
     references: dict[str, float]
-    title = "Test accuracy"
+    measure: str = figure_only(default="accuracy")
     reading = (
-        "Dots are shares of right answers on test rows, with 95 % intervals over other rows. "
-        "Dotted lines are rules that need no training."
+        "Dots are measured on test rows, with 95 % intervals over other rows. Dotted lines are "
+        "rules that need no training."
     )
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """Of the figure, by what is measured."""
+        return f"Test {self.measure}"
 
     @property
     def says(self) -> str:
@@ -114,8 +119,8 @@ class RunAccuracies(Finding):
         if not known:
             return None
         values = np.array([run.accuracy for run in known])
-        dots = Dots("test accuracy", values, np.array([run.interval for run in known]))
-        axis = Axis("accuracy at scored positions", "share")
+        dots = Dots(self.title.lower(), values, np.array([run.interval for run in known]))
+        axis = Axis(f"{self.measure} at scored positions", "share")
         panel = Pairs([dots], axis, levels=_name_levels(self.references))
         return pairs([run.name for run in known], panel)
 
@@ -130,23 +135,28 @@ class RunCurves(Finding):
 
     runs: tuple[RunColumn, ...]
     references: dict[str, float]
-    title = "Accuracy by training step"
+    measure: str = figure_only(default="accuracy")
     reading = (
-        "Accuracy on held-out rows of the length that a run trains on at that step. Dotted lines "
+        "Measured on held-out rows of the length that a run trains on at that step. Dotted lines "
         "are rules that need no training."
     )
 
     @property
+    def title(self) -> str:  # type: ignore[override]
+        """Of the figure, by what is measured."""
+        return f"{self.measure.capitalize()} by training step"
+
+    @property
     def says(self) -> str:
-        """Say in how many runs half of the answers are right."""
+        """Say in how many runs half of the answers are right, or half is explained."""
         reached = sum(run.half_right is not None for run in self.runs)
-        return (
-            "Runs in which half of the answers were right at full row length: "
-            f"{reached} of {len(self.runs)}."
-        )
+        half = "half of the answers were right"
+        if self.measure != "accuracy":
+            half = f"{self.measure} was above a half"
+        return f"Runs in which {half} at full row length: {reached} of {len(self.runs)}."
 
     def numbers(self) -> Table:
-        """Return the step of each run at which half are right, and its row lengths."""
+        """Return the step of each run at which half is right, and its row lengths."""
         lengths = [", ".join(f"{n:,} for {steps:,}" for n, steps in r.stages) for r in self.runs]
         return Table(
             ("run", "half right at step", "row lengths, each for how many steps"),
@@ -163,7 +173,7 @@ class RunCurves(Finding):
             return None
         lines = [Line(run.name, run.held_out_steps, run.held_out) for run in known]
         levels = _name_levels(self.references)
-        panel = Curves(lines, Axis("accuracy", "share"), levels=levels, height=300)
+        panel = Curves(lines, Axis(self.measure, "share"), levels=levels, height=300)
         return curves([panel], Axis("training step", "count"))
 
 
@@ -365,8 +375,10 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
     """
     names = [run.name for run in found.runs]
     title = f"{len(names)} runs of {found.task}" if found.task else f"{len(names)} runs"
-    accuracies = RunAccuracies(found.runs, found.references)
-    shown = [show_finding(f, title) for f in (accuracies, RunCurves(found.runs, found.references))]
+    measure = " or ".join(sorted({subject.task.measure for subject in subjects}))
+    accuracies = RunAccuracies(found.runs, found.references, measure)
+    by_step = RunCurves(found.runs, found.references, measure)
+    shown = [show_finding(f, title) for f in (accuracies, by_step)]
     order = "In which order things change, over seeds"
     orders, untold = [], []
     for i, seeds in enumerate(found.seeds, 1):
@@ -376,7 +388,7 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
         else:
             untold.append(f"{alike}: {seeds.missing}.")
     parts = [
-        PagePart("runs", "The runs", table=_tabulate(found.runs)),
+        PagePart("runs", "The runs", table=_tabulate(found.runs, measure)),
         PagePart("seeds", "Over seeds", table=_tabulate_seeds(found.seeds)),
         PagePart(
             "accuracy",
@@ -399,11 +411,11 @@ def render(subjects: Sequence[Subject], found: Comparison, mark: str = "") -> st
     return build_page("Comparison", title, accuracies.says, parts, mark)
 
 
-def _tabulate(runs: Sequence[RunColumn]) -> Table:
+def _tabulate(runs: Sequence[RunColumn], measure: str) -> Table:
     """Return what sets runs apart, and how they ended."""
     shares = [share for run in runs for share in (run.accuracy or 0.0, *(run.interval or ()))]
     decimals = count_decimals(shares)
-    columns = "run", "model", "differs in", "accuracy", "95 %", "recalls by", "steps", "seconds"
+    columns = "run", "model", "differs in", measure, "95 %", "recalls by", "steps", "seconds"
     return Table(
         (*columns, "rows/s", "parameters", "ended"),
         tuple(

@@ -138,7 +138,7 @@ def answer_first(
         not_applicable: why the others do not apply, by name.
     """
     if not standing.learned:
-        why = standing.failure or "Its accuracy is near that of a blind guess."
+        why = standing.failure or f"Its {standing.measure} is near that of a blind guess."
         return [
             ("How does it do it?", f"There is nothing to explain yet. {why}", "baselines"),
             ("What is there to learn?", standing.rules, "baselines"),

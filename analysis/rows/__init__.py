@@ -14,7 +14,7 @@ from analysis.figures.theme import MUTED, new_figure
 from analysis.plain import figure_only
 from analysis.words import percent
 from lab.palette import color_roles
-from tasks.base import IGNORE, Batch, Task
+from tasks.base import Batch, Task
 
 __all__ = ["TITLE", "RowLayout", "lay_out", "measure"]
 
@@ -177,24 +177,28 @@ def measure(subject: Subject) -> list[RowLayout]:
 
 def lay_out(task: Task, batch: Batch) -> RowLayout:
     """Lay out the first rows of a batch, and count the roles of all its rows."""
-    targets, roles = batch.targets.cpu().numpy(), batch.roles.cpu().numpy()
-    seq_len = targets.shape[1]
+    scored: np.ndarray = batch.scored.cpu().numpy()
+    roles = batch.roles.cpu().numpy()
+    seq_len = roles.shape[1]
     width = min(seq_len, next(width for most, width in WIDTHS if seq_len <= most))
     lines = math.ceil(seq_len / width)
-    shown = slice(0, min(len(targets), MOST_ROWS, max(1, LINES // lines)))
-    scored = targets != IGNORE
+    shown = slice(0, min(len(roles), MOST_ROWS, max(1, LINES // lines)))
     end = seq_len
     if lines > LINES:
         # Cut rows so that no scored position behind the window is lost.
-        end = max(LINES * width, int(scored[shown].any(0).nonzero()[0].max(initial=0)) + 1)
+        end = max(LINES * width, int(scored[shown].nonzero()[1].max(initial=0)) + 1)
     window = slice(max(0, end - LINES * width), end)
     names = range(len(task.role_names))
     parts = task.list_tasks(batch[shown])
 
-    def spell(tokens: Tensor) -> tuple[tuple[str, ...], ...]:
+    def spell(tokens: Tensor, given: np.ndarray) -> tuple[tuple[str, ...], ...]:
+        rows = zip(parts, tokens[shown, window].tolist(), given[shown, window], strict=True)
         return tuple(
-            tuple("" if token == IGNORE else part.format_token(token) for token in row)
-            for part, row in zip(parts, tokens[shown, window].tolist(), strict=True)
+            tuple(
+                part.format_token(token) if is_given else ""
+                for token, is_given in zip(row, of_row, strict=True)
+            )
+            for part, row, of_row in rows
         )
 
     cut = f", positions {window.start:,} to {end - 1:,}" * (end - window.start < seq_len)
@@ -207,9 +211,9 @@ def lay_out(task: Task, batch: Batch) -> RowLayout:
         first=window.start,
         width=width,
         roles=roles[shown, window],
-        tokens=spell(batch.inputs),
-        answers=spell(batch.targets),
-        title=f"Rows of {task.name}: the first {shown.stop} of {len(targets):,}{cut}",
+        tokens=spell(batch.inputs, np.ones_like(scored)),
+        answers=spell(batch.targets, scored),
+        title=f"Rows of {task.name}: the first {shown.stop} of {len(roles):,}{cut}",
     )
 
 

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Line, curves
-from analysis.scoring import scored
+from analysis.scoring import Scored, scored
 from analysis.statistics.comparisons import (
     Bins,
     bin_accuracy,
@@ -17,11 +20,15 @@ from analysis.statistics.comparisons import (
     format_span,
 )
 from analysis.words import percent, percents
-from lab.intervals import bound_share
+from lab.intervals import Z95, bound_share
+from lab.suite.audit import list_predictors
+from tasks.base import Predictor
 
 __all__ = ["TITLE", "AccuracyByPlace", "measure"]
 
 TITLE = "Where in the row is it right?"
+WORST = 1.5
+"""Upper end of the axis of errors, as a multiple of the error of answering zero."""
 MOST_BINS = 16
 """Maximum number of bins of positions."""
 
@@ -93,8 +100,59 @@ class AccuracyByPlace(Finding):
         return curves(panels, Axis())
 
 
-def measure(subject: Subject) -> list[AccuracyByPlace]:
-    """Measure accuracy by position and by role.
+@dataclass(frozen=True)
+class ErrorByPosition(Finding):
+    """Squared error by position in the row, of answers that are numbers.
+
+    Attributes:
+        positions: those that are scored, from 0.
+        error: the mean over rows at each.
+        interval: 95 %, normal, over rows.
+        rules: the same of the oracle and of each shortcut, by name.
+        blind: that of answering zero, over all positions.
+    """
+
+    rows: int
+    positions: Int[np.ndarray, " n"]
+    error: Float[np.ndarray, " n"]
+    interval: Float[np.ndarray, "n 2"]
+    rules: dict[str, Float[np.ndarray, " n"]]
+    blind: float
+
+    title = "Squared error by position in the row"
+    reading = (
+        "Means over test rows; the band is the 95 % interval of the model's. The oracle's error is "
+        "the least that is possible; the dotted line is that of answering zero. What lies above "
+        "the figure is worse than that."
+    )
+
+    @property
+    def says(self) -> str:
+        """The model's error beside the oracle's, at the first and the last position."""
+        oracle = self.rules["oracle"]
+        ends = [
+            f"{self.error[i]:.3f} at position {self.positions[i]:,} (oracle {oracle[i]:.3f})"
+            for i in sorted({0, len(self.positions) - 1})
+        ]
+        return f"The squared error is {' and '.join(ends)}; answering zero has {self.blind:.3f}."
+
+    def numbers(self) -> Table:
+        """Return the errors over all positions."""
+        means = {"model": self.error, **self.rules}
+        rows = [(name, f"{found.mean():.3f}") for name, found in means.items()]
+        return Table(("rule", "squared error"), (*rows, ("zero", f"{self.blind:.3f}")))
+
+    def figure(self) -> go.Figure:
+        """Draw the errors of the model and of each rule over the positions."""
+        y = Axis("squared error", ends=(-0.03 * self.blind, WORST * self.blind))
+        lines = [Line("model", self.positions, self.error, self.interval, "band")]
+        lines += [Line(name, self.positions, error) for name, error in self.rules.items()]
+        panel = Curves(lines, y, levels={"zero": self.blind}, height=300)
+        return curves([panel], Axis("position in the row"))
+
+
+def measure(subject: Subject) -> "list[AccuracyByPlace] | list[ErrorByPosition]":
+    """Measure accuracy by position and by role; by position the error of answers that are numbers.
 
     Raises:
         NotApplicableError: where no position is scored, or only one in all rows.
@@ -103,6 +161,8 @@ def measure(subject: Subject) -> list[AccuracyByPlace]:
     found = scored(subject.model, batch)
     if not len(found.rows):
         raise NotApplicableError("no position is scored")
+    if subject.task.vectors:
+        return [_measure_errors(subject, found)]
     right, rows, positions, roles = (
         part.cpu().numpy()
         for part in (
@@ -138,3 +198,36 @@ def measure(subject: Subject) -> list[AccuracyByPlace]:
             role=by_role,
         )
     ]
+
+
+def _measure_errors(subject: Subject, found: Scored) -> ErrorByPosition:
+    """Measure the squared error at each scored position, of the model and of the task's rules."""
+    batch, places = subject.batch, (found.rows, found.positions)
+    positions, column = found.positions.unique(return_inverse=True)
+    column, count = column.cpu().numpy(), np.bincount(column.cpu().numpy())
+
+    def average(values: np.ndarray) -> np.ndarray:
+        return np.bincount(column, values) / count
+
+    def square(answers: Tensor) -> np.ndarray:
+        return (answers - found.targets).double().square().mean(-1).cpu().numpy()
+
+    own = square(found.answers)
+    error = average(own)
+    spread = np.sqrt(average((own - error[column]) ** 2) / np.maximum(1, count - 1))
+    rules = {
+        name: average(square(predict(batch)[places]))
+        for name, predict in sorted(list_predictors(subject.task).items(), key=_put_oracle_first)
+    }
+    return ErrorByPosition(
+        rows=len(batch.inputs),
+        positions=positions.cpu().numpy(),
+        error=error,
+        interval=error[:, None] + Z95 * spread[:, None] * np.array([-1, 1]),
+        rules=rules,
+        blind=float(square(torch.zeros_like(found.targets)).mean()),
+    )
+
+
+def _put_oracle_first(rule: tuple[str, Predictor]) -> bool:
+    return rule[0] != "oracle"

@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Bars, bars
-from analysis.words import capitalize, count_decimals, join_names, percent, percents
+from analysis.plain import figure_only
+from analysis.words import RIGHT, capitalize, count_decimals, join_names, percent, percents
 from lab.config import AUDIT_ROWS
 from lab.intervals import wilson
 from lab.suite.audit import count_audited
@@ -28,6 +29,8 @@ TICKS = {0: "0 %", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 1: "100 %"}
 @dataclass(frozen=True)
 class Standing(Finding):
     """How a run ended, and how its accuracy compares with rules that need no training.
+
+    Where answers are numbers, explained variance stands in place of accuracy.
 
     Attributes:
         stopped: how the run ended, a key of `find_ending`.
@@ -51,13 +54,18 @@ class Standing(Finding):
     scores: tuple[float, ...]
     by_hand: str = ""
     failure: str = ""
+    measure: str = figure_only(default="accuracy")
 
-    title = "Test accuracy against rules that need no training"
     reading = (
         "The whisker is the 95 % interval over test rows, which allows for answers of one row that "
         "are right or wrong together. The grey bars need no training: shortcuts that look at the "
         "row, and the oracle, plain code that works out the answer."
     )
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """Of the figure, by what is measured."""
+        return f"Test {self.measure} against rules that need no training"
 
     @property
     def ending(self) -> str:
@@ -69,7 +77,7 @@ class Standing(Finding):
         """The verdict as one plain sentence."""
         steps = f"{self.steps:,} steps" if self.steps != 1 else "1 step"
         if self.stopped == "diverged":
-            return f"Training diverged after {steps}; there is no accuracy to report."
+            return f"Training diverged after {steps}; there is no {self.measure} to report."
         if self.accuracy is None or self.interval is None:
             return f"This run has not ended: {steps} on record, no result yet."
         done = self.accuracy >= self.solved_at
@@ -78,7 +86,7 @@ class Standing(Finding):
             "interrupted": "Interrupted after",
             "out of time": "Stopped at the time limit after",
         }.get(self.stopped, "Solved, after all of its" if done else "Not solved within")
-        return f"{opening} {steps}: {percent(self.accuracy)} of the answers are right."
+        return f"{opening} {steps}: {percent(self.accuracy)} {RIGHT[self.measure]}."
 
     @property
     def learned(self) -> bool:
@@ -94,21 +102,22 @@ class Standing(Finding):
         """What the best shortcut does and reaches, and what chance and the oracle reach."""
         score = dict(zip(self.names, self.scores, strict=True))
         chance, oracle = score.pop("chance"), score.pop("oracle")
-        text = f"A blind guess is right in {percent(chance)} of cases."
+        text, right = f"A blind guess is right in {percent(chance)} of cases.", "is right in"
+        if self.measure != "accuracy":
+            text, right = f"Answering zero explains {percent(chance)}.", "explains"
         if score:
             best = max(score, key=score.__getitem__)
             meaning = f" which {MEANINGS[best]}," if best in MEANINGS else ""
-            text += f" The best shortcut, “{best}”,{meaning} is right in {percent(score[best])}."
+            text += f" The best shortcut, “{best}”,{meaning} {right} {percent(score[best])}."
         return (
-            f"{text} The oracle, plain code that works out the answer, is right in "
-            f"{percent(oracle)}."
+            f"{text} The oracle, plain code that works out the answer, {right} {percent(oracle)}."
         )
 
     @property
     def says(self) -> str:
         """Which rules the model beats, equals or falls short of."""
         if self.interval is None:
-            return f"There is no accuracy to compare; how the run ended: {self.ending}."
+            return f"There is no {self.measure} to compare; how the run ended: {self.ending}."
         low, high = self.interval
         rivals = [
             (name if name == "chance" else f"“{name}”", score)
@@ -121,7 +130,7 @@ class Standing(Finding):
             "below": [name for name, score in rivals if score > high],
         }
         places = [f"{where} {join_names(names)}" for where, names in groups.items() if names]
-        return f"The model's accuracy is {', '.join(places)}."
+        return f"The model's {self.measure} is {', '.join(places)}."
 
     def numbers(self) -> Table:
         """Return the interval, and why the run is not solved, as far as that is known."""
@@ -145,7 +154,7 @@ class Standing(Finding):
         rules = Bars("needs no training", scores, texts=texts, quiet=True)
         text = [f"<b>{percent(float(own[0]), decimals)}</b>"]
         model = Bars("model", own, ends, texts=text)
-        axis = Axis("accuracy at scored positions", "share", ends=(0, 1.3), ticks=TICKS)
+        axis = Axis(f"{self.measure} at scored positions", "share", ends=(0, 1.3), ticks=TICKS)
         fig = bars(["model", *(name for _, name in order)], [model, rules], axis)
         return fig.update_layout(barmode="overlay", showlegend=False)
 
@@ -174,6 +183,7 @@ def measure(subject: Subject) -> list[Standing]:
             scores=tuple(scores.values()),
             by_hand=_describe_construction(result),
             failure=_describe_failure(result),
+            measure=run.task.measure,
         )
     ]
 

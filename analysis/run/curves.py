@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,8 +12,10 @@ from jaxtyping import Float, Int
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Line, curves
 from analysis.figures.theme import MUTED
+from analysis.plain import figure_only
 from analysis.run import baselines
 from analysis.words import format_range, percent
+from lab.config import AUDIT_ROWS
 from lab.lengthening import list_stages
 from lab.training.loop import count_validation_rows
 from lab.training.run import Run
@@ -36,7 +38,7 @@ class Curve(Finding):
     """A quantity by training step.
 
     Attributes:
-        quantity: "loss" in nats, or "accuracy" in [0, 1].
+        quantity: "loss" in nats or squared error, or "accuracy", or explained variance, in [0, 1].
         steps: the last step of each window.
         train: mean over each window of training batches.
         held_out_steps: steps at which held-out rows were evaluated, of the length then trained at.
@@ -64,6 +66,7 @@ class Curve(Finding):
     test_len: int | None = None
     since: Mapping[str, int] = field(default_factory=dict)
     title: str = ""
+    measure: str = figure_only(default="accuracy")
 
     reading = (
         "Faint: training batches; in a long run a point is the mean of several steps. Rows held "
@@ -78,12 +81,12 @@ class Curve(Finding):
         """Where the held-out quantity begins and ends."""
         if not len(self.held_out):
             last = self._format(self.train[-1])
-            return f"No evaluation yet; the {self.quantity} of the last training batch is {last}."
+            return f"No evaluation yet; the {self.name} of the last training batch is {last}."
         ends = [
             f"{self._format(self.held_out[i])} after step {self.held_out_steps[i]:,}"
             for i in sorted({0, len(self.held_out) - 1})
         ]
-        return f"On rows held out, the {self.quantity} is {', and '.join(ends)}."
+        return f"On rows held out, the {self.name} is {', and '.join(ends)}."
 
     def numbers(self) -> Table:
         """Return the result, where most of the change is, and what was measured on how much."""
@@ -102,8 +105,16 @@ class Curve(Finding):
         rows.append(("steps in a point of training batches", f"{self.window:,}"))
         return Table(("what", "value"), tuple(rows))
 
+    @property
+    def name(self) -> str:
+        """What the quantity is called, by what the task measures."""
+        loss = "loss" if self.measure == "accuracy" else "squared error"
+        return loss if self.quantity == "loss" else self.measure
+
     def _format(self, value: float) -> str:
-        return f"{value:.2f} nats" if self.quantity == "loss" else percent(float(value))
+        if self.quantity != "loss":
+            return percent(float(value))
+        return f"{value:.2f} nats" if self.measure == "accuracy" else f"{value:.3f}"
 
     def _find_jump(self) -> tuple[int, int] | None:
         """Return the evaluations between which most of the change lies, as it is drawn.
@@ -137,7 +148,8 @@ class Curve(Finding):
             level = np.full(2, self.references[name])
             lines.append(Line(shown[name], np.array([self.since[name], last]), level, look=2))
         levels = {shown[n]: y for n, y in self.references.items() if n not in self.since}
-        y = Axis("cross-entropy, nats", scale="log") if loss else Axis("accuracy", "share")
+        of_loss = "cross-entropy, nats" if self.measure == "accuracy" else self.name
+        y = Axis(of_loss, scale="log") if loss else Axis(self.name, "share")
         x = Axis("training step", "count", ends=(0, last))
         grown = [f"{length:,}" for _, length in self.stages[1:]]
         if len(grown) > SHOWN:
@@ -171,7 +183,7 @@ def measure(subject: Subject) -> list[Curve]:
     held_out = {"loss": evaluated.loss, "accuracy": evaluated.accuracy}
     stages = tuple((stage.began + 1, stage.seq_len) for stage in rows.stages)
     references = {
-        "loss": {"uniform guess": math.log(subject.task.vocab_size)},
+        "loss": _list_losses(subject.run),
         "accuracy": baselines.choose_references(baselines.score_baselines(subject.run)),
     }
     result, tested = subject.run.read_result() or {}, baselines.find_tested_step(subject.run)
@@ -202,10 +214,19 @@ def measure(subject: Subject) -> list[Curve]:
                 test_rows=subject.run.train.test_rows,
                 test_len=None if reached == full else full,
                 since=since if quantity == "accuracy" else {},
-                title=f"{quantity.capitalize()} by training step",
+                measure=subject.task.measure,
             )
         )
-    return found
+    return [replace(curve, title=f"{curve.name.capitalize()} by training step") for curve in found]
+
+
+def _list_losses(run: Run) -> dict[str, float]:
+    """Return the loss of a blind guess and, where answers are numbers, the oracle's."""
+    if not run.task.vectors:
+        return {"uniform guess": run.task.blind_loss}
+    batch = run.task.batch(split="test", size=AUDIT_ROWS, seed=run.train.seed)
+    best = (run.task.oracle(batch) - batch.targets).square().nanmean().item()
+    return {"answering zero": run.task.blind_loss, "oracle": best}
 
 
 def _find_beginnings(

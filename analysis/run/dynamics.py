@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Int
 
-from analysis.base import Finding, NotApplicableError, Subject, Table
+from analysis.base import Finding, NotApplicableError, Subject, Table, check_tokens
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.figures.theme import VERMILLION
 from analysis.run.curves import LEAST_LOSS
@@ -299,7 +299,7 @@ def measure(subject: Subject) -> list[Paths | Onsets]:
     """Follow the quantities by step, and find the order in which they change.
 
     Raises:
-        NotApplicableError: without a run, or with too few kept steps.
+        NotApplicableError: without a run, with too few kept steps, or where rows are vectors.
         RunError: when kept weights cannot be read.
     """
     paths = trace(subject)
@@ -337,6 +337,7 @@ def trace(subject: Subject) -> Paths:
         NotApplicableError: without a run, or with too few kept steps.
         RunError: when kept weights cannot be read.
     """
+    check_tokens(subject)
     if subject.run is None:
         raise NotApplicableError("no run, so no weights of earlier steps")
     steps = choose_steps(subject.run)

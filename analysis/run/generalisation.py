@@ -11,8 +11,9 @@ from jaxtyping import Float
 from analysis.base import Finding, NotApplicableError, Subject, Table
 from analysis.figures import Axis, Curves, Dots, Line, Pairs, curves, pairs
 from analysis.figures.theme import MUTED
+from analysis.plain import figure_only
 from analysis.run.baselines import find_rival, read_interval
-from analysis.words import join_names, percent, percents
+from analysis.words import RIGHT, join_names, percent, percents
 from lab.training.evaluation import undo_json
 from lab.training.run import Run
 from tasks.base import Schedule
@@ -52,6 +53,7 @@ class AccuracyByOption(Finding):
     step: int
     failed: tuple[tuple[str, str], ...]
     title: str = ""
+    measure: str = figure_only(default="accuracy")
 
     reading = (
         "Means over test rows with 95 % intervals; the grey line is a uniform guess, the dotted "
@@ -83,14 +85,14 @@ class AccuracyByOption(Finding):
         if not self.comparable:
             return (
                 f"With {self.option} at {self.trained_as}, as in training, the model is not surely "
-                f"better than {self.rival[0]} ({percent(self.rival[1])}), so there is no accuracy "
+                f"better than {self.rival[0]} ({percent(self.rival[1])}), so there is nothing "
                 "that could hold elsewhere."
             )
         others = [i for i in range(len(self.values)) if not self._was_trained(i)]
         holds = [self.values[i] for i in others if self.verdicts[i] == HOLDS]
         return (
             f"With {self.option} at {self.trained_as}, as in training, "
-            f"{percent(self.reference or 0.0)} of the answers are right; other values at which "
+            f"{percent(self.reference or 0.0)} {RIGHT[self.measure]}; other values at which "
             f"this holds, of {len(others)} tried: {join_names(holds or ['none'])}."
         )
 
@@ -107,22 +109,27 @@ class AccuracyByOption(Finding):
             if self.values[i] != self.trained_as:
                 rows.append((self.values[i], percent(float(self.accuracy[i])), ends, verdict))
         rows += [(value, "", "", why) for value, why in self.failed]
-        columns = (self.option, f"accuracy after step {self.step:,}", "95 % interval", "verdict")
+        columns = (
+            self.option,
+            f"{self.measure} after step {self.step:,}",
+            "95 % interval",
+            "verdict",
+        )
         return Table(columns, tuple(rows))
 
     def figure(self) -> go.Figure | None:
         """Draw a dot with a whisker for each value, and mark what was trained on."""
         levels = {} if self.reference is None else {"as trained": self.reference}
-        y = Axis("accuracy", "share")
+        y = Axis(self.measure, "share")
         if not self.values:
             return None
         if self.places is None:
             guess = Dots("a guess", self.chance, look="chance")
-            dots = Dots("accuracy", self.accuracy, self.interval), guess
+            dots = Dots(self.measure, self.accuracy, self.interval), guess
             return pairs(self.values, Pairs(dots, y, levels=levels), title=self.option)
         x = np.array(self.places)
         lines = [
-            Line("accuracy", x, self.accuracy, self.interval, look=0),
+            Line(self.measure, x, self.accuracy, self.interval, look=0),
             Line("a guess", x, self.chance, look=-1),
         ]
         fig = curves([Curves(lines, y, levels=levels)], self._scale(self.places))
@@ -194,7 +201,8 @@ def collect_evaluations(
         rival=find_rival(run),
         step=step,
         failed=tuple((_format_value(e["value"]), e["error"]) for e in entries if "error" in e),
-        title=f"Accuracy by {option}, trained at {_format_value(trained)}",
+        title=f"{run.task.measure.capitalize()} by {option}, trained at {_format_value(trained)}",
+        measure=run.task.measure,
     )
 
 

@@ -347,7 +347,7 @@ def choose_rows(subject: Subject, entries: int = ENTRIES) -> Batch:
     n_heads = sum(m.n_heads for m in every if isinstance(m, SSD) or is_followed(m))
     if not n_heads:
         raise NotApplicableError("no block has a mixer with a state: SSD, or one of its relatives")
-    size, seq_len = subject.batch.inputs.shape
+    size, seq_len = subject.batch.roles.shape
     return subject.batch[: min(size, MOST_ROWS, max(1, entries // (n_heads * seq_len**2)))]
 
 

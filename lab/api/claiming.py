@@ -310,7 +310,7 @@ def check_parameters(equal: Mapping[str, float], statistic: Statistic, sweep: Sw
 def _count(cell: Cell, models: dict[str, dict[str, int]]) -> dict[str, int]:
     """Return the parameters of a cell's model; `models` keeps them, as many cells have the same."""
     run, _ = read_settings(cell.task, cell.options)
-    model = f"{run.model}, {run.task.vocab_size} tokens"
+    model = f"{run.model}, {run.task.sizes}"
     if model not in models:
         with torch.device("meta"):  # no weights are drawn
             found = dissect(run.build())

@@ -89,9 +89,7 @@ class TrainingDisplay:
         if plan.certified:
             write(f"certified: {plan.certified}")
         if len(plan.seq_lens) > 1:
-            until = (
-                f"whenever {100 * run.train.lengthen_at:.1f} % of the validation answers are right"
-            )
+            until = f"at a validation {run.task.measure} of {100 * run.train.lengthen_at:.1f} %"
             if run.train.unlearned == "lengthen":
                 until += f", or after {run.train.stage_steps:,} steps"
             lengths = " → ".join(f"{n:,}" for n in plan.seq_lens)
@@ -116,8 +114,8 @@ class TrainingDisplay:
         left = (self.run.train.max_steps - row.step) * each
         rest = "" if solved or not left else f"at most {format_duration(left)} left at this pace"
         metrics = (
-            f"{row.seq_len:,} tokens  loss {row.loss:.3f}  accuracy {row.accuracy:.3f}"
-            f"{self.held_out}  {1000 * each:,.0f} ms"
+            f"{row.seq_len:,} tokens  loss {row.loss:.3f}  "
+            f"{self.run.task.measure} {row.accuracy:.3f}{self.held_out}  {1000 * each:,.0f} ms"
         )
         self.bar.below = metrics
         self.bar.update(
@@ -212,7 +210,7 @@ class NotebookBar:
         if time.monotonic() - self.shown_at >= EVERY:
             self.shown_at = time.monotonic()
             about = f"step {row.step:,}, rows of {row.seq_len:,} tokens"
-            self._show(f"{about}, accuracy {row.accuracy:.3f}{self.held_out}")
+            self._show(f"{about}, {self.run.task.measure} {row.accuracy:.3f}{self.held_out}")
 
     def on_note(self, text: str) -> None:
         """Show what is done besides steps."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from lab.training.records import find_ending, name_ending
 from lab.training.run import Run
+from tasks import TASKS
 
 
 def open_run(path: Path, trust: bool, on_note: Callable[[str], object]) -> Run:
@@ -31,6 +32,12 @@ def list_scores(result: Mapping[str, Any]) -> list[tuple[str, float | None]]:
     if by_hand.get("accuracy") is not None:
         scores["this model, set by hand"] = by_hand["accuracy"]
     return sorted(scores.items(), key=lambda score: -(score[1] or 0.0))
+
+
+def name_measure(result: Mapping[str, Any]) -> str:
+    """Return what the accuracies of a result are called, by its task."""
+    task = result["task"]
+    return TASKS[task].measure if task in TASKS else "accuracy"
 
 
 def format_accuracy(value: float | None) -> str:

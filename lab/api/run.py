@@ -75,7 +75,7 @@ class TrainedRun:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of right answers on test rows; None for a run that diverged."""
+        """The share of right answers on test rows, or explained variance; None if it diverged."""
         return self.result.get("accuracy")
 
     @cached_property
@@ -125,7 +125,7 @@ class TrainedRun:
         if self.result:
             scores = list_scores(self.result)
             width = max(len(name) for name, _ in scores)
-            lines = [f"{self.task.name}: test accuracy"]
+            lines = [f"{self.task.name}: test {self.task.measure}"]
             lines += [f"  {name:{width}}  {format_accuracy(value)}" for name, value in scores]
             lines.append(describe_ending(self.result))
         return "\n".join([*lines, f"run folder: {self.path}"])

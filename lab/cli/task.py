@@ -409,14 +409,14 @@ def _show_result(result: dict[str, Any], found: list[dict[str, Any]], as_json: b
     if as_json:
         typer.echo(json.dumps(result))
         return
-    from lab.api.results import describe_ending
+    from lab.api.results import describe_ending, name_measure
     from lab.cli.tables.runs import build_evaluations_table, build_result_table
     from lab.console import open_console
 
     console = open_console()
     console.print(build_result_table(result))
     if found:
-        console.print(build_evaluations_table(found))
+        console.print(build_evaluations_table(found, name_measure(result)))
     console.print(describe_ending(result))
 
 
@@ -546,8 +546,8 @@ def _audit_rows(
         from lab.console import open_table_console
 
         console = open_table_console()
-        title = f"{task.name}: accuracy of predictors, {split}, seed {seed}"
-        console.print(build_audit_table(found, title))
+        title = f"{task.name}: {task.measure} of predictors, {split}, seed {seed}"
+        console.print(build_audit_table(found, title, task.measure))
         if rungs:
             console.print(build_ladder_table(rungs))
     if not found.sound:

@@ -71,8 +71,10 @@ def convert(run: Run, step: int | None = None) -> LabForCausalLM:
 
     Raises:
         RunError: when there are no such weights.
-        ValueError: for a model with a mixer of your own.
+        ValueError: for a model with a mixer of your own, or one that reads vectors.
     """
+    if run.task.vectors:
+        raise ValueError(f"{run.path}: its model reads vectors, a causal language model tokens")
     config = LabConfig.from_model_config(run.model, run.task.vocab_size)
     if isinstance(run.task, Bytes):
         config.pad_token_id = config.eos_token_id = 0

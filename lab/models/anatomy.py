@@ -60,7 +60,7 @@ class Anatomy:
     """A whole model.
 
     Attributes:
-        embedding: the embedding table.
+        embedding: the embedding table, or the linear map that reads vectors.
         unit: the shortest sequence of blocks that, repeated, makes the stack.
         times: how often the unit is repeated.
         head: the last norm, and the linear head unless it is the embedding table.
@@ -100,17 +100,18 @@ def dissect(model: LanguageModel) -> Anatomy:
             )
         )
     unit = pairs[: _find_period(pairs)]
-    rows, width = model.embed.weight.shape
+    rows, width = model.cfg.d_vocab, model.cfg.d_model
     tied = model.head.weight is model.embed.weight
     norm = sum(p.numel() for p in model.norm_final.parameters())
-    read = 0 if tied else rows * width
+    read = 0 if tied else sum(p.numel() for p in model.head.parameters())
+    if rows:
+        note = f"{rows:,} tokens × {width}" + (", also the head" if tied else "")
+        embedding = Part("Embedding", note, rows * width, rows * width if tied else width)
+    else:
+        held = sum(p.numel() for p in model.embed.parameters())
+        embedding = Part("Linear", f"{model.embed.in_features:,} numbers × {width}", held, held)
     return Anatomy(
-        embedding=Part(
-            "Embedding",
-            f"{rows:,} tokens × {width}" + (", also the head" if tied else ""),
-            rows * width,
-            rows * width if tied else width,
-        ),
+        embedding=embedding,
         unit=tuple(_group_alike(unit)),
         times=len(pairs) // len(unit),
         head=Part(

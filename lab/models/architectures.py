@@ -22,6 +22,7 @@ from lab.models.stack import (
     split_options,
 )
 from lab.models.user_mixer import USER_MIXER, convert_errors, load_class
+from lab.models.vector_model import VectorModel
 from tasks.bounds import check_kind
 from tasks.near_names import ask, find_near
 
@@ -44,7 +45,9 @@ TRANSFORMS: dict[str, type[nn.Module] | None] = {
 def build(
     stack: str,
     *,
-    vocab_size: int,
+    vocab_size: int | None = None,
+    d_input: int | None = None,
+    d_output: int | None = None,
     d_model: int,
     n_heads: int | None = None,
     options: Mapping[str, Any] | None = None,
@@ -69,7 +72,10 @@ def build(
             ("ssd+M"); state transforms M MLP, E CDMoE, R routed MoE, X MoE with
             shared expert isolation, P PEER, N none; `*k` repeats a pair. Or a name in
             `ARCHITECTURES`.
-        vocab_size: rows of the embedding table.
+        vocab_size: rows of the embedding table, of a model that reads tokens.
+        d_input: numbers of a vector, of a model that reads vectors (`VectorModel`) in place of
+            tokens; its head is never tied.
+        d_output: numbers that it answers with.
         d_model: width of the residual stream; n_heads must divide it.
         n_heads: heads of every mixer that takes them; None: each one's default, 1 without one.
         options: constructor arguments by letter or by block and letter (see `lab.models.stack`).
@@ -84,7 +90,12 @@ def build(
         ValueError: for an unknown letter or option, or a value of another type or out of bounds.
     """
     check_kind("stack", stack, str)
-    for name, size in (("vocab_size", vocab_size), ("d_model", d_model), ("n_heads", n_heads)):
+    vectors = {"d_input": d_input, "d_output": d_output}
+    reads_vectors = any(size is not None for size in vectors.values())
+    if reads_vectors and vocab_size is not None:
+        raise ValueError(f"{vocab_size=}: must not be given where d_input and d_output are")
+    ends: dict[str, Any] = vectors if reads_vectors else {"vocab_size": vocab_size}
+    for name, size in {**ends, "d_model": d_model, "n_heads": n_heads}.items():
         check_kind(name, size, int | None if name == "n_heads" else int)
         if size is not None and size < 1:
             raise ValueError(f"{name}={size}: must be ≥ 1")
@@ -94,7 +105,7 @@ def build(
             raise ValueError(f"{name}={value}: must be > 0 and finite")
     if stack in ARCHITECTURES and model is None:
         return ARCHITECTURES[stack](
-            vocab_size=vocab_size,
+            **ends,
             d_model=d_model,
             n_heads=n_heads,
             options=options,
@@ -132,15 +143,15 @@ def build(
                     _make_layer(TRANSFORMS, transform, of_transform, sizes),
                 )
             )
-        return LanguageModel(
-            blocks,
-            vocab_size=vocab_size,
-            d_model=d_model,
-            tied=tied,
-            train_embedding=train_embedding,
-            embedding_std=embedding_std,
-            logit_scale=logit_scale,
-        )
+        common: dict[str, Any] = {
+            "d_model": d_model,
+            "train_embedding": train_embedding,
+            "embedding_std": embedding_std,
+            "logit_scale": logit_scale,
+        }
+        if reads_vectors:
+            return VectorModel(blocks, **ends, **common)
+        return LanguageModel(blocks, **ends, **common, tied=tied)
 
 
 def describe_user_mixers(config: ModelConfig) -> list[str]:
@@ -186,7 +197,9 @@ def _make_layer(
 class Sizes(TypedDict, total=False):
     """The arguments that every architecture passes on to `build`; described there."""
 
-    vocab_size: Required[int]
+    vocab_size: int
+    d_input: int
+    d_output: int
     d_model: Required[int]
     n_heads: int | None
     options: Mapping[str, Any] | None

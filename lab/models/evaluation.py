@@ -9,21 +9,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lab.hooks import is_watched
-from lab.intervals import RowCounts
+from lab.intervals import RowAmounts, RowCounts
 from lab.layers.mask import has_oracle_mask, reveal_stored
 from lab.layers.mixer import take_positions
-from lab.models.language_model import LanguageModel
+from lab.models.language_model import Inputs, LanguageModel
+from lab.models.vector_model import VectorModel
 from lab.ops.cross_entropy import linear_answers
-from tasks.base import IGNORE, Batch, Task
+from tasks.base import Batch, Task, count_right
 from tasks.one_thread import use_one_thread
 
 FEW = 0.5
 """Share of a row's positions up to which computing them alone takes less time than all (LOG.md)."""
 
 
-def read_hidden(
-    model: LanguageModel, tokens: Int[Tensor, "b t"], places: "Places"
-) -> Float[Tensor, "n d"]:
+def read_hidden(model: LanguageModel, tokens: Inputs, places: "Places") -> Float[Tensor, "n d"]:
     """Return `model.hidden` at the n scored positions, row by row."""
     read = read_hidden_at(model, tokens, places.at, places.end)
     return read.flatten(0, 1).index_select(0, places.chosen)
@@ -66,7 +65,7 @@ def find_even_places(scored: Bool[Tensor, "b t"], per_row: int) -> Places:
 
 def read_hidden_at(
     model: LanguageModel,
-    tokens: Int[Tensor, "b t"],
+    tokens: Inputs,
     at: Int[Tensor, "b q"],
     end: int | None = None,
 ) -> Float[Tensor, "b q d"]:
@@ -115,8 +114,9 @@ class Evaluation:
     """How a model does on rows of a task.
 
     Attributes:
-        loss: mean cross-entropy at scored positions, nats.
-        accuracy: share of scored positions answered right, in [0, 1].
+        loss: mean cross-entropy at scored positions, nats; of a task of vectors the squared error.
+        accuracy: share of scored positions answered right, in [0, 1]; of a task of vectors the
+            explained variance (`tasks.vectors.VectorTask`).
         interval: 95 %, of the accuracy over other rows of the task.
         rows: how many were evaluated.
         scored: how many positions of them are scored.
@@ -150,52 +150,67 @@ def evaluate(
         split: of the rows.
 
     Raises:
-        ValueError: for a task with more tokens than the model has.
+        ValueError: for a task whose rows the model does not read.
     """
-    check_vocabulary(task, model)
+    check_sizes(task, model)
     device = next(model.parameters()).device
     if device.type == "cuda":
         rows_at_once = max(rows_at_once, GPU_TOKENS // task.seq_len)
     training = model.training
     model.eval()
-    total, counts = 0.0, RowCounts()
+    total, scored, counts = 0.0, 0, RowAmounts() if task.vectors else RowCounts()
     for start in range(0, rows, rows_at_once):
         size = min(rows_at_once, rows - start)
         batch = task.batch(split=split, start=start, size=size, seed=seed, device=device)
-        loss, hits, asked = evaluate_batch(model, batch)
+        loss, hits, asked = evaluate_batch(task, model, batch)
         total += loss
+        scored += int(batch.scored.sum())
         counts.add(hits, asked)
     model.train(training)
     return Evaluation(
-        loss=total / counts.scored,
+        loss=total / scored,
         accuracy=counts.share,
         interval=counts.find_interval(),
         rows=rows,
-        scored=counts.scored,
+        scored=scored,
     )
 
 
 @torch.no_grad()
-def evaluate_batch(model: LanguageModel, batch: Batch) -> tuple[float, Tensor, Tensor]:
-    """Return the sum of the losses of a batch, and of each row the right and the scored positions.
+def evaluate_batch(task: Task, model: LanguageModel, batch: Batch) -> tuple[float, Tensor, Tensor]:
+    """Return the sum of the losses of a batch, and of each row what is right and what is asked.
 
-    Losses are in nats; the counts are int64 [b], on the CPU.
+    Losses are as in `Evaluation`; the amounts [b], on the CPU, as `Task.count_asked` counts them.
     """
-    with use_one_thread(batch.inputs.numel() * model.embed.embedding_dim):
+    with use_one_thread(batch.roles.numel() * model.cfg.d_model):
         hidden, weight, targets = score(model, batch, "fp32")
-        losses, answers = linear_answers(hidden, weight, targets)
-        asked = batch.targets != IGNORE
-        hits = torch.zeros_like(batch.targets)
-        hits[asked] = (answers == targets).long()
-        return losses.sum(dtype=torch.float64).item(), hits.sum(1).cpu(), asked.sum(1).cpu()
+        if task.vectors:
+            found = hidden @ weight.T
+            losses = (found - targets).square().mean(1)
+        else:
+            losses, found = linear_answers(hidden, weight, targets)
+        answers = batch.targets.clone()
+        answers[batch.scored] = found
+        right, asked = count_right(answers, batch.targets), task.count_asked(batch)
+        return losses.sum(dtype=torch.float64).item(), right.cpu(), asked.cpu()
 
 
-def check_vocabulary(task: Task, model: LanguageModel) -> None:
-    """Check that a model has an embedding for every token of a task.
+def check_sizes(task: Task, model: LanguageModel) -> None:
+    """Check that a model reads the rows of a task: all its tokens, or vectors as wide.
 
     Raises:
-        ValueError: for a task with more tokens.
+        ValueError: for a task with more tokens, or with other vectors, or with vectors where the
+            model reads tokens, or the other way round.
     """
+    if task.vectors != isinstance(model, VectorModel):
+        rows, reads = ("vectors", "tokens") if task.vectors else ("tokens", "vectors")
+        raise ValueError(f"{task.name} has rows of {rows}, the model reads {reads}")
+    if isinstance(model, VectorModel):
+        known = {"d_input": model.embed.in_features, "d_output": model.head.out_features}
+        for name, size in task.sizes.items():
+            if size != known[name]:
+                raise ValueError(f"{name}={size} of the task must be {known[name]}, the model's")
+        return
     known = model.embed.num_embeddings
     if task.vocab_size > known:
         raise ValueError(f"vocab_size={task.vocab_size} of the task must be ≤ {known}, the model's")
@@ -204,7 +219,7 @@ def check_vocabulary(task: Task, model: LanguageModel) -> None:
 def score(
     model: LanguageModel, batch: Batch, precision: str, per_row: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the loss is made of: hidden states [q d], head [v d] and targets [q].
+    """Return what the loss is made of: hidden states [q d], head [v d] and targets [q] or [q o].
 
     Only scored positions are there: of a row of hard MQAR, a quarter. What nothing else needs is
     computed there alone (`lab.models.evaluation`).
@@ -214,17 +229,19 @@ def score(
         batch: the rows.
         precision: "fp32" or "bf16".
         per_row: how many positions to take of each row; then nothing waits for a GPU. In rows that
-            score fewer, others make up the number, with the target `IGNORE`; of more, the last are
-            left out. None: what is scored and no more.
+            score fewer, others make up the number, with the target `IGNORE` or NaN; of more, the
+            last are left out. None: what is scored and no more.
     """
-    scored = batch.targets != IGNORE
+    scored = batch.scored
     places = find_places(scored) if per_row is None else find_even_places(scored, per_row)
     with choose_autocast(batch.inputs.device, precision), tell_oracle_masks(model, batch):
         hidden = read_hidden(model, batch.inputs, places)
     weight = model.W_U.mT
     if precision == "bf16":
         hidden, weight = hidden.bfloat16(), weight.bfloat16()
-    targets = batch.targets.gather(1, places.at).flatten().index_select(0, places.chosen)
+    at, rest = places.at, batch.targets.shape[2:]
+    at = at.reshape(*at.shape, *(1 for _ in rest)).expand(*at.shape, *rest)
+    targets = batch.targets.gather(1, at).flatten(0, 1).index_select(0, places.chosen)
     return hidden, weight, targets
 
 

@@ -16,6 +16,9 @@ from lab.models.activation_cache import ActivationCache
 from lab.models.block import Block
 from lab.models.sizes import ModelSizes, read_sizes
 
+Inputs = Int[Tensor, "b t"] | Float[Tensor, "b t i"]
+"""Rows that a model reads: token ids, or vectors (`lab.models.vector_model.VectorModel`)."""
+
 
 class ModelState(NamedTuple):
     """What a model carries from token to token: `position` [b], and each block's mixer's state."""
@@ -70,16 +73,16 @@ class LanguageModel(nn.Module):
             nn.init.normal_(self.head.weight, std=0.02)
         hooks.hook_points(self)
 
-    def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
+    def forward(self, tokens: Inputs) -> Float[Tensor, "b t v"]:
         """Return the logits of every position.
 
         Raises:
             ValueError: for what is not a batch of token ids.
         """
-        _check_tokens(tokens)
+        self.check_inputs(tokens)
         return self.head(self.hidden(tokens))
 
-    def hidden(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
+    def hidden(self, tokens: Inputs) -> Float[Tensor, "b t d"]:
         """Return the normalised residual stream that the head reads."""
         return self.forward_embeddings(self.hook_embed(self.embed(tokens)))
 
@@ -88,6 +91,18 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.norm_final(x)
+
+    def check_inputs(self, inputs: object) -> None:
+        """Check that inputs are a batch of token ids.
+
+        Raises:
+            ValueError: for what is not.
+        """
+        if not isinstance(inputs, Tensor):
+            raise ValueError(f"tokens: must be a tensor [b t], got a {type(inputs).__name__}")
+        if inputs.ndim != 2 or inputs.dtype not in (torch.int64, torch.int32):
+            got = f"{str(inputs.dtype).removeprefix('torch.')} {list(inputs.shape)}"
+            raise ValueError(f"tokens: must be int64 or int32 [b t], got {got}")
 
     def start(self, batch: int, position: int = 0) -> ModelState:
         """Return the state before the first token of each row, which will stand at `position`.
@@ -100,7 +115,7 @@ class LanguageModel(nn.Module):
 
     def prefill(
         self,
-        tokens: Int[Tensor, "b t"],
+        tokens: Inputs,
         state: ModelState | None = None,
         keep: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t v"], ModelState]:
@@ -119,7 +134,7 @@ class LanguageModel(nn.Module):
         return self.head(x), state
 
     def step(
-        self, tokens: Int[Tensor, " b"], state: ModelState
+        self, tokens: Int[Tensor, " b"] | Float[Tensor, "b i"], state: ModelState
     ) -> tuple[Float[Tensor, "b v"], ModelState]:
         """Return the logits of one further token a row, and the state after it.
 
@@ -208,7 +223,7 @@ class LanguageModel(nn.Module):
 
     def run_with_cache(
         self,
-        tokens: Int[Tensor, "b t"],
+        tokens: Inputs,
         names_filter: hooks.NamesFilter = None,
         stop_at_layer: int | None = None,
     ) -> tuple[Tensor, ActivationCache]:
@@ -217,7 +232,7 @@ class LanguageModel(nn.Module):
         return logits, ActivationCache(cache, self)
 
     def matrices(
-        self, tokens: Int[Tensor, "b t"], layers: Collection[int] | None = None
+        self, tokens: Inputs, layers: Collection[int] | None = None
     ) -> dict[int, Float[Tensor, "b h t s"]]:
         """Return the matrices that the mixers apply to some tokens, by block.
 
@@ -250,7 +265,7 @@ class LanguageModel(nn.Module):
         return found
 
     def run_with_hooks(
-        self, tokens: Int[Tensor, "b t"], fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
+        self, tokens: Inputs, fwd_hooks: list[tuple[hooks.NamesFilter, hooks.HookFn]]
     ) -> Float[Tensor, "b t v"]:
         """See `lab.hooks.run_with_hooks`."""
         return hooks.run_with_hooks(self, tokens, fwd_hooks)
@@ -328,7 +343,7 @@ class LanguageModel(nn.Module):
             self._decoded = before
 
     def _embed(
-        self, tokens: Int[Tensor, "b t"], state: ModelState | None, keep: Tensor | None = None
+        self, tokens: Inputs, state: ModelState | None, keep: Tensor | None = None
     ) -> Float[Tensor, "b t d"]:
         with self._decoding(state, keep):
             return self.hook_embed(self.embed(tokens))
@@ -339,14 +354,6 @@ class LanguageModel(nn.Module):
         if len(state.blocks) != len(self.blocks):
             raise ValueError(f"state has {len(state.blocks)} blocks, must be {len(self.blocks)}")
         return state.blocks
-
-
-def _check_tokens(tokens: object) -> None:
-    if not isinstance(tokens, Tensor):
-        raise ValueError(f"tokens: must be a tensor [b t], got a {type(tokens).__name__}")
-    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
-        raise ValueError(f"tokens: must be int64 or int32 [b t], got {got}")
 
 
 def _draw(

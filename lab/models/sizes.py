@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
+from torch import nn
 
 from lab.layers.mlp import MLP
 
@@ -21,7 +22,7 @@ class ModelSizes:
     Attributes:
         n_layers: blocks.
         d_model: width of the residual stream.
-        d_vocab: tokens.
+        d_vocab: tokens; 0 of a model that reads vectors.
         n_heads: heads of every mixer; None where mixers differ or do not say.
         d_head: d_model / n_heads, or what an opened model says; None without n_heads.
         d_mlp: hidden width of every MLP; None where they differ, or one is missing or not known.
@@ -48,7 +49,8 @@ class ModelSizes:
 
 def read_sizes(model: "LanguageModel") -> ModelSizes:
     """Return a model's sizes."""
-    d_vocab, d_model = model.embed.weight.shape
+    tokens = isinstance(model.embed, nn.Embedding)
+    d_vocab, d_model = model.embed.weight.shape if tokens else (0, model.embed.weight.shape[0])
     mixers = [block.mixer for block in model.blocks if block.mixer is not None]
     mlps = [block.mlp for block in model.blocks]
     n_heads = find_common(getattr(mixer, "n_heads", None) for mixer in mixers)

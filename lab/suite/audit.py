@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from lab.intervals import clustered_wilson
-from tasks.base import IGNORE, Predictor, Task, count_rows
+from lab.intervals import RowAmounts, RowCounts
+from tasks.base import Predictor, Task, count_right, count_rows
 
 ROWS = 1024
 """Rows that predictors are scored on, unless the rows are very long."""
@@ -21,7 +19,7 @@ class Score:
 
     Attributes:
         name: "chance", the name of a shortcut, or "oracle".
-        accuracy: share of scored positions answered right, in [0, 1].
+        accuracy: share of scored positions answered right, or explained variance, in [0, 1].
         interval: 95 % interval of the accuracy over other rows; None for chance, which is not
             measured on these rows.
     """
@@ -76,21 +74,17 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
     rows = count_audited(task, rows)
     at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     predictors = list_predictors(task)
-    right = {name: [] for name in predictors}
-    count = []
+    right = {name: RowAmounts() if task.vectors else RowCounts() for name in predictors}
+    number = 0
     for start in range(0, rows, at_once):
         size = min(at_once, rows - start)
         batch = task.batch(split=split, start=start, size=size, seed=seed)
-        asked = batch.targets != IGNORE
-        count.append(asked.sum(1))
+        number += int(batch.scored.sum())
+        asked = task.count_asked(batch)
         for name, predict in predictors.items():
-            right[name].append((asked & (predict(batch) == batch.targets)).sum(1))
-    scored = torch.cat(count)
-    number = int(scored.sum())
+            right[name].add(count_right(predict(batch), batch.targets), asked)
     scores = [Score("chance", task.chance, None)]
-    for name, found in right.items():
-        hits = torch.cat(found)
-        scores.append(Score(name, int(hits.sum()) / number, clustered_wilson(hits, scored)))
+    scores += [Score(name, of.share, of.find_interval()) for name, of in right.items()]
     *others, oracle = [score.accuracy for score in scores]
     sound = oracle > max(others) if task.stochastic else oracle == 1
     return Audit(tuple(scores), rows, number, sound)

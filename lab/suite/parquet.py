@@ -74,8 +74,9 @@ class Recipe:
 def export(recipe: Recipe, path: Path) -> None:
     """Write a recipe's rows to a file, which is whole or absent.
 
-    Columns: row (int64); inputs, targets, roles (lists of int64, as long as a row); and each of
-    the task's links (lists, nested where a link has more axes). Memory use does not depend on the
+    Columns: row (int64); inputs, targets, roles (lists of int64, as long as a row, or of lists of
+    float32 where rows are vectors and answers numbers, NaN where unscored); and each of the task's
+    links (lists, nested where a link has more axes). Memory use does not depend on the
     number of rows.
 
     Raises:
@@ -176,7 +177,7 @@ def _build_frame(start: int, batch: Batch) -> pl.DataFrame:
     tensors = {"inputs": batch.inputs, "targets": batch.targets, "roles": batch.roles}
     columns: dict[str, Any] = {"row": pl.arange(start, start + len(batch.inputs), eager=True)}
     for name, tensor in {**tensors, **batch.links}.items():
-        kind: Any = pl.Int64
+        kind: Any = pl.Float32 if tensor.is_floating_point() else pl.Int64
         for _ in tensor.shape[1:]:
             kind = pl.List(kind)
         columns[name] = pl.Series(tensor.contiguous().numpy()).cast(kind)

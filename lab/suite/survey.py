@@ -8,7 +8,7 @@ from statistics import median
 from lab.config import LAB_SHORTEST_LEN, TrainConfig
 from lab.lengthening import list_stages
 from tasks import TASKS
-from tasks.base import IGNORE, Task
+from tasks.base import Task
 
 ROWS = 64
 """Rows of each batch that is timed."""
@@ -23,11 +23,13 @@ class Size:
 
     Attributes:
         seq_len: tokens a row.
-        vocab_size: number of different tokens.
+        vocab_size: number of different tokens; 0 where rows are vectors.
+        d_input: numbers of a vector; 0 where rows are tokens.
     """
 
     seq_len: int
     vocab_size: int
+    d_input: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def survey_tasks() -> Iterator[TaskSummary]:
             name=task.name,
             separates=task.separates,
             size=_measure_size(task),
-            scored=(task.batch(size=ROWS).targets != IGNORE).sum().item() / ROWS,
+            scored=task.batch(size=ROWS).scored.sum().item() / ROWS,
             chance=task.chance,
             microseconds=_time_row(task),
             presets={
@@ -80,7 +82,7 @@ def survey_tasks() -> Iterator[TaskSummary]:
 
 
 def _measure_size(task: Task) -> Size:
-    return Size(task.seq_len, task.vocab_size)
+    return Size(task.seq_len, task.vocab_size, task.sizes.get("d_input", 0))
 
 
 def _time_row(task: Task) -> float:

@@ -56,7 +56,7 @@ def certify_layers(
         BEFORE_TRAINING,
         lengths=tuple(sorted({*short, min(seq_lens[0], FIRST_ROWS)})),
         longer=(min(seq_lens[-1], LONGEST), *seq_lens[1:]),
-        d_model=model.embed.embedding_dim,
+        d_model=model.cfg.d_model,
         layout="btd",  # which a block gives them
         device=str(device),
     )

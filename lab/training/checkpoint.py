@@ -94,13 +94,14 @@ def build_model(run: Run) -> LanguageModel:
         ValueError: for a model that cannot be built, that memory does not hold, or for which
             there is no construction.
     """
-    config, vocab_size, seed = run.model, run.task.vocab_size, run.train.seed
-    what = f"d_model={config.d_model}, vocab_size={vocab_size}, {config.stack}"
-    check_fits(what, (vocab_size + config.d_model) * config.d_model)
+    config, sizes, seed = run.model, run.task.sizes, run.train.seed
+    said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    what = f"d_model={config.d_model}, {said}, {config.stack}"
+    check_fits(what, (sum(sizes.values()) + config.d_model) * config.d_model)
     with explain_lack_of_memory(what):
         if run.train.init == "oracle":
             return construct(run.task, config, seed)
-        return build(**config.to_dict(), vocab_size=vocab_size, seed=seed)
+        return build(**config.to_dict(), **sizes, seed=seed)
 
 
 def save_checkpoint(run: Run, state: TrainingState) -> None:

@@ -23,7 +23,7 @@ def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple
 
     Raises:
         ValueError: for an unknown option, a value out of bounds, or a setting with more tokens
-            than the model has embeddings.
+            than the model has embeddings, or with wider or narrower vectors.
     """
     found = []
     for option, values in settings.items():
@@ -33,6 +33,11 @@ def vary_settings(run: Run, settings: Mapping[str, Sequence[Any]]) -> list[tuple
                 raise ValueError(
                     f"eval {option}={value}: has {task.vocab_size} tokens, the model "
                     f"{run.task.vocab_size}"
+                )
+            if task.vectors and task.sizes != run.task.sizes:
+                raise ValueError(
+                    f"eval {option}={value}: has vectors of {task.sizes['d_input']} numbers, the "
+                    f"model {run.task.sizes['d_input']}"
                 )
             found.append((option, value, task))
     return found
@@ -77,8 +82,8 @@ def evaluate_settings(
     """Evaluate a run's newest weights in other settings, and write the results to result.json.
 
     A setting that was already evaluated after the same step, or that is named twice, is not
-    evaluated again. Each entry has option, value, step, accuracy, interval (95 %), loss in
-    nats, rows, scored, chance and seconds; or error, if the model cannot take the setting.
+    evaluated again. Each entry has option, value, step, accuracy, interval (95 %), loss, rows,
+    scored, chance and seconds; or error, if the model cannot take the setting.
 
     Args:
         run: with a result.

@@ -260,8 +260,10 @@ def try_out(run: Run, device: torch.device | None = None) -> None:
     check(run.task, run.train)
     if device is None or device.type == "cpu":
         width, tokens = run.model.d_model, run.train.batch_size * run.task.seq_len
-        what = f"d_model={width}, vocab_size={run.task.vocab_size}, {run.model.stack}"
-        check_fits(f"{what}: training", COPIES * (run.task.vocab_size + width) * width)
+        sizes = run.task.sizes
+        said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        what = f"d_model={width}, {said}, {run.model.stack}"
+        check_fits(f"{what}: training", COPIES * (sum(sizes.values()) + width) * width)
         what = f"batch_size={run.train.batch_size}, seq_len={run.task.seq_len}"
         check_fits(f"{what}: a step", HIDDEN * width * tokens)
     model = run.build()
@@ -290,6 +292,9 @@ def summarize(
     metrics = run.read_metrics()
     seconds = sum(row["seconds"] for row in metrics)
     loss, accuracy, interval = _score(run, state, ending, metrics.last_test)
+    bits: dict[str, float | None] = {}
+    if not run.task.vectors:
+        bits[f"bits_per_{run.task.unit}"] = None if loss is None else loss / math.log(2)
     by_hand = why = None
     if not ending.by:
         by_hand = _try_construction(run)
@@ -300,8 +305,8 @@ def summarize(
         "accuracy": accuracy,
         "interval": interval,
         "loss": loss,
-        "perplexity": None if loss is None else math.exp(loss),
-        f"bits_per_{run.task.unit}": None if loss is None else loss / math.log(2),
+        "perplexity": None if loss is None or run.task.vectors else math.exp(loss),
+        **bits,
         "steps": state.step,
         "rows": state.rows,
         "seconds": seconds,

@@ -19,7 +19,7 @@ from lab.layers.mask import has_oracle_mask
 from lab.lengthening import Stage
 from lab.models import LanguageModel
 from lab.models.user_mixer import is_from_lab
-from tasks.base import IGNORE, Batch, Task
+from tasks.base import Batch, Task
 from tasks.reader import BatchReader
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class RecordedStep:
         self._model.zero_grad(set_to_none=True)
         result = self._differentiate_by_calls(self._model, batch, self._precision, self._per_row)
         norm = nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
-        whole = ((batch.targets != IGNORE).sum(1) <= self._per_row).all()
+        whole = (batch.scored.sum(1) <= self._per_row).all()
         return torch.stack([number.double() for number in (*result, norm, whole)])
 
 
@@ -280,7 +280,7 @@ def _count_positions(batch: Batch) -> int:
 
     Where rows differ in how many are scored, other rows may have more, so all are taken.
     """
-    fewest, most = (batch.targets != IGNORE).sum(1).aminmax()
+    fewest, most = batch.scored.sum(1).aminmax()
     return int(most) if fewest == most else batch.targets.shape[1]
 
 

@@ -16,22 +16,24 @@ from torch import Tensor, nn
 
 from lab.config import TrainConfig
 from lab.files import shorten_message
+from lab.intervals import clip_share
 from lab.layers.routed import collect_balance_losses
 from lab.lengthening import Stage, ends_stage, list_stages
 from lab.models import LanguageModel
 from lab.models.evaluation import evaluate, score
 from lab.ops.cross_entropy import linear_cross_entropy
+from lab.ops.squared_error import linear_squared_error
 from lab.seeding import fix_seed
 from lab.training.graphs import RecordedStep, can_record
 from lab.training.optimizers import build_optimizers
-from tasks.base import Batch, Schedule, Task
+from tasks.base import Batch, Schedule, Task, find_scored
 from tasks.mixture import Mixture
 from tasks.reader import BatchReader
 
 VALIDATION_STEPS = 4
 """Training steps that have as many rows as a validation; it takes about a twentieth of the time."""
 DIVERGED_AT = 4.0
-"""A loss this many times the larger of the first loss and ln(vocabulary) has diverged."""
+"""A loss this many times the larger of the first loss and a blind guess's has diverged."""
 
 BELOW, LEAST = 0.1, 0.1
 """The rate falls below this share of wrong answers, down to this share of the peak; halvings come
@@ -123,8 +125,9 @@ class Row:
     Attributes:
         step: steps taken so far, this one included.
         seq_len: tokens of the task's rows in this stage of training.
-        loss: mean cross-entropy of the batch at scored positions, nats.
-        accuracy: share of the batch's scored positions with the right answer.
+        loss: mean cross-entropy of the batch at scored positions, nats, or squared error.
+        accuracy: share of the batch's scored positions with the right answer, or explained
+            variance (as in `lab.models.evaluation.Evaluation`).
         learning_rate: of this step.
         grad_norm: Euclidean norm of the whole gradient before clipping.
         seconds: time of the step, without evaluation.
@@ -157,8 +160,9 @@ class StepResult(NamedTuple):
     """What a forward and backward pass found, besides the gradients.
 
     Attributes:
-        loss: mean cross-entropy at the scored positions, nats, without balance losses.
-        correct: how many of them have the right answer.
+        loss: mean cross-entropy at the scored positions, nats, or squared error, without balance
+            losses.
+        correct: how many of them have the right answer, or the sum of squares explained.
         scored: how many there are.
     """
 
@@ -192,8 +196,8 @@ def fit(
     steps and `TrainConfig.unlearned` does not let rows lengthen all the same. Rows of the task are
     numbered in the order of training, so a state alone tells the next row.
 
-    On a GPU, a step is a CUDA graph from the second one of a stage on; hooks that are attached
-    later are not called.
+    On a GPU, a step is a CUDA graph from the second one of a stage on, unless rows are vectors;
+    hooks that are attached later are not called.
 
     Args:
         task: where rows come from.
@@ -212,7 +216,8 @@ def fit(
     trained = [p for p in model.parameters() if p.requires_grad]
     device = trained[0].device
     lengths_vary = isinstance(task, Mixture) and "seq_len" in task.varied
-    may_record &= can_record(device) and not lengths_vary
+    may_record &= can_record(device) and not lengths_vary and not task.vectors
+    blind_loss = task.blind_loss
     warm: Stage | None = None
     graph: RecordedStep | None = None
     reader = BatchReader(task, size=config.batch_size, seed=config.seed, device=device)
@@ -248,7 +253,9 @@ def fit(
                 found = differentiate(model, batch, state.precision)
                 total = nn.utils.clip_grad_norm_(trained, config.clip_norm)
                 loss, correct, scored, norm = (number.item() for number in (*found, total))
-        _raise_if_diverged(state, loss, norm, task.vocab_size)
+                if task.vectors:
+                    scored = stage.task.count_asked(batch).sum().item()
+        _raise_if_diverged(state, loss, norm, blind_loss)
 
         # The update, at the rate of this step.
         rate = compute_learning_rate(config, state.step + 1, state.annealing.share)
@@ -271,7 +278,7 @@ def fit(
             step=state.step,
             seq_len=stage.task.seq_len,
             loss=loss,
-            accuracy=correct / scored,
+            accuracy=clip_share(correct, scored),
             learning_rate=rate,
             grad_norm=norm,
             seconds=time.perf_counter() - began,
@@ -306,9 +313,12 @@ def differentiate(
     with collect_balance_losses(model) as imbalances:
         hidden, weight, targets = score(model, batch, precision, per_row)
     padded = per_row is not None
-    loss, correct = linear_cross_entropy(hidden, weight, targets, padded=padded)
+    if targets.is_floating_point():
+        loss, correct = linear_squared_error(hidden, weight, targets)
+    else:
+        loss, correct = linear_cross_entropy(hidden, weight, targets, padded=padded)
     sum(imbalances, start=loss).backward()
-    return StepResult(loss.detach(), correct, (targets >= 0).sum())
+    return StepResult(loss.detach(), correct, find_scored(targets).sum())
 
 
 def check(task: Task, config: TrainConfig) -> None:
@@ -358,7 +368,7 @@ def count_validation_rows(stage: Stage, config: TrainConfig) -> int:
     return min(config.test_rows, VALIDATION_STEPS * stage.batch_size)
 
 
-def _raise_if_diverged(state: TrainingState, loss: float, norm: float, vocab_size: int) -> None:
+def _raise_if_diverged(state: TrainingState, loss: float, norm: float, blind_loss: float) -> None:
     step = state.step + 1
     if not math.isfinite(loss):
         raise DivergedError(f"loss={loss} at step {step}")
@@ -366,7 +376,7 @@ def _raise_if_diverged(state: TrainingState, loss: float, norm: float, vocab_siz
         raise DivergedError(f"gradient norm={norm} at step {step}")
     if state.first_loss is None:
         state.first_loss = loss
-    bound = DIVERGED_AT * max(state.first_loss, math.log(vocab_size))
+    bound = DIVERGED_AT * max(state.first_loss, blind_loss)
     if loss > bound:
         raise DivergedError(f"loss={loss:.3g} at step {step}, above {bound:.3g}")
 

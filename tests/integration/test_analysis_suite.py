@@ -5,8 +5,9 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from analysis import ANALYSES
-from analysis.base import NotApplicableError, Subject
+from analysis import ANALYSES, READ_VECTORS
+from analysis.base import Subject
+from analysis.examination import examine
 from analysis.plain import to_plain
 from lab.models import build
 from tasks import TASKS
@@ -24,6 +25,7 @@ SIZES = {
     "induction": {"seq_len": 16, "vocab_size": 8},
     "word_problem": {"seq_len": 8, "group": "Z2"},
     "memorize": {"seq_len": 24, "n_facts": 32, "vocab_size": 32},
+    "regression": {"seq_len": 16, "n_dims": 3},
     "language": {"seq_len": 24, "max_states": 4, "n_symbols": 6, "max_length": 6},
     "bytes": {"seq_len": 16},
     "stack": {"seq_len": 24, "n_stacks": 2, "vocab_size": 16},
@@ -39,7 +41,7 @@ STACKS = {
 }
 EVERYTHING = "SE IE"
 """The stack that most analyses apply to."""
-UNLIKE = ("mqar", "copy", "language", "bytes", "memorize")
+UNLIKE = ("mqar", "copy", "language", "bytes", "memorize", "regression")
 """Tasks of different roles, links and targets; a normal run has `EVERYTHING` on these alone."""
 LINKED = ("positions", "mechanism", "recall", "errors", "matrices", "rollout")
 """Analyses that depend on the task's roles and links; they are tried on the other stacks too."""
@@ -69,14 +71,11 @@ def test_every_analysis_applies_or_says_why_not(name, stack, monkeypatch):
     for name_of, value in FEWER.items():
         monkeypatch.setattr(f"analysis.{name_of}", value)
     task = TASKS[name](**SIZES.get(name, CASES[name][0]))
-    model = build(stack, vocab_size=task.vocab_size, d_model=16, options=STACKS[stack]).eval()
+    model = build(stack, **task.sizes, d_model=16, options=STACKS[stack]).eval()
     subject = Subject(task, model, task.batch(split="test", size=ROWS))
     applied = set()
-    for key in ANALYSES if stack == EVERYTHING else LINKED:
-        try:
-            results = ANALYSES[key].measure(subject)
-        except NotApplicableError:
-            continue
+    found = examine(subject, [*ANALYSES] if stack == EVERYTHING else LINKED, lenient=True)
+    for key, results in found.results.items():
         applied.add(key)
         for result in results:
             assert result.says.endswith("."), result.says
@@ -85,6 +84,10 @@ def test_every_analysis_applies_or_says_why_not(name, stack, monkeypatch):
             if stack == EVERYTHING:
                 drawn = result.figure()
                 assert not isinstance(drawn, go.Figure) or len(drawn.to_json() or "") < 3 * 2**20
+    if task.vectors:
+        assert {"positions", "matrices", "rollout"} <= applied <= {*READ_VECTORS}
+        assert found.not_applicable["errors"] == "rows of regression are vectors, not tokens"
+        return
     assert {"errors", "matrices", "rollout"} <= applied
     assert ("recall" in applied) == ({"key_pos", "value_pos"} <= subject.batch.links.keys())
     if stack == EVERYTHING:

@@ -282,6 +282,7 @@ def test_the_suite_is_a_table_at_any_width(columns):
         (line,) = [line for line in lines if re.match(rf"{name}\b", line)]
         assert kind.separates[:20] in line
     assert "2,048 × 8,192" in result.stdout
+    assert "82 × 21 numbers" in result.stdout
     if columns == "80":  # a line that is broken goes on below its beginning
         assert all(re.match(r"    \S|\w+: |Sizes ", line) for line in lines)
 
@@ -291,7 +292,7 @@ def test_the_suite_as_json():
     entries = {entry["name"]: entry for entry in map(json.loads, result.stdout.splitlines())}
     assert list(entries) == list(TASKS)
     mqar = entries["mqar"]
-    assert mqar["size"] == {"seq_len": 256, "vocab_size": 8192}
+    assert mqar["size"] == {"seq_len": 256, "vocab_size": 8192, "d_input": 0}
     assert (mqar["scored"], mqar["chance"]) == (64, 2 / 8192)
-    assert mqar["presets"]["small"] == {"seq_len": 64, "vocab_size": 256}
+    assert mqar["presets"]["small"] == {"seq_len": 64, "vocab_size": 256, "d_input": 0}
     assert all(entry["microseconds"] > 0 for entry in entries.values())

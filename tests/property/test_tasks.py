@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import TASKS
-from tasks.base import IGNORE, Batch, Links, Task, accuracy
+from tasks.base import IGNORE, Batch, Links, Task, count_right
 from tasks.mixture import Mixture
 from tests.task_cases import CASES, PAIRS
 
@@ -29,6 +29,18 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     }
 
 
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors have the same bits; unscored numbers are NaN."""
+    if one.is_floating_point():
+        one, other = one.view(torch.int32), other.view(torch.int32)
+    return one.equal(other)
+
+
+def score(task: Task, answers: torch.Tensor, batch: Batch) -> float:
+    right = count_right(answers, batch.targets)
+    return (right.sum() / task.count_asked(batch).sum()).item()
+
+
 def test_every_task_has_cases():
     assert list(CASES) == list(TASKS)
 
@@ -43,8 +55,8 @@ def test_a_row_depends_on_its_number_alone(name, options, data, seed, start):
     alone = [tensors(task.batch(split=split, start=start + i, size=1, seed=seed)) for i in range(5)]
     backwards = tensors(task.generate(split, torch.arange(start, start + 5).flip(0), seed))
     for key, tensor in whole.items():
-        assert tensor.equal(torch.cat([row[key] for row in alone])), key
-        assert tensor.equal(backwards[key].flip(0)), key
+        assert same(tensor, torch.cat([row[key] for row in alone])), key
+        assert same(tensor, backwards[key].flip(0)), key
 
 
 @every_case
@@ -55,16 +67,23 @@ def test_rows_are_what_a_batch_promises(name, options, data, seed):
     split = data.draw(st.sampled_from(task.splits))
     batch = task.batch(split=split, size=4, seed=seed)
     for key, tensor in tensors(batch).items():
-        assert tensor.dtype == torch.int64, key
+        numbers = task.vectors and key in ("inputs", "targets")
+        assert tensor.dtype == (torch.float32 if numbers else torch.int64), key
         assert len(tensor) == 4, key
         if key.endswith("_pos"):
             assert ((tensor >= -1) & (tensor < task.seq_len)).all(), key
     for tensor in (batch.inputs, batch.targets, batch.roles):
-        assert tensor.shape == (4, task.seq_len)
-    assert ((batch.inputs >= 0) & (batch.inputs < task.vocab_size)).all()
-    scored = batch.targets != IGNORE
-    assert ((batch.targets >= 0) & (batch.targets < task.vocab_size))[scored].all()
-    assert scored.any(1).all()
+        assert tensor.shape[:2] == (4, task.seq_len)
+    if task.vectors:
+        widths = batch.inputs.shape[2], batch.targets.shape[2]
+        assert widths == (task.sizes["d_input"], task.sizes["d_output"])
+        assert batch.inputs.isfinite().all()
+        assert batch.targets[batch.scored].isfinite().all()
+    else:
+        assert ((batch.inputs >= 0) & (batch.inputs < task.vocab_size)).all()
+        known = (batch.targets >= 0) & (batch.targets < task.vocab_size)
+        assert known[batch.targets != IGNORE].all()
+    assert batch.scored.any(1).all()
     assert ((batch.roles >= 0) & (batch.roles < len(task.role_names))).all()
 
 
@@ -85,11 +104,12 @@ def test_oracle_is_right_and_needs_the_inputs_alone(name, options, data, seed):
     batch = task.batch(split=split, size=4, seed=seed)
     answers = task.oracle(batch)
     if not task.stochastic:
-        assert accuracy(answers, batch.targets) == 1
+        assert score(task, answers, batch) == 1
     read = READ_BY_ORACLES.get(name, set()) | ({"setting"} if isinstance(task, Mixture) else set())
     links = {key: batch.links[key] for key in read}
-    blank = torch.zeros_like(batch.inputs)
-    assert task.oracle(Batch(batch.inputs, blank, blank, links)).equal(answers)
+    blank = torch.zeros_like(batch.targets), torch.zeros_like(batch.roles)
+    again = task.oracle(Batch(batch.inputs, *blank, links))
+    assert same(again, answers)
 
 
 @pytest.mark.parametrize(("name", "options"), [pair for pair in PAIRS if pair[0] != "language"])
@@ -101,7 +121,7 @@ def test_links_lead_from_each_question_to_its_answer(name, options, seed):
     links, query = batch.links, batch.links["query_pos"]
     asked = query >= 0
     row = torch.arange(8)[:, None].expand_as(query)[asked]
-    scored = [tuple(place) for place in (batch.targets != IGNORE).nonzero().tolist()]
+    scored = [tuple(place) for place in batch.scored.nonzero().tolist()]
     assert sorted(zip(row.tolist(), query[asked].tolist(), strict=True)) == scored
     for key, link in links.items():
         if link.shape[:2] == query.shape and key not in ("setting", "map"):
@@ -124,17 +144,18 @@ def test_no_shortcut_solves_it(name: str):
     task = TASKS[name]()
     # Where the oracle errs, too, it takes more rows to tell them apart.
     batch = task.batch(split="test", size=256 if task.stochastic else 64)
-    best = accuracy(task.oracle(batch), batch.targets)
-    assert 0 < task.chance < best
+    best = score(task, task.oracle(batch), batch)
+    assert (task.chance == 0) == task.vectors
+    assert 0 <= task.chance < best
     for rule, predict in task.shortcuts().items():
-        assert accuracy(predict(batch), batch.targets) < best, rule
+        assert score(task, predict(batch), batch) < best, rule
 
 
 @every_task
 def test_splits_and_seeds_have_rows_of_their_own(name: str):
     task = TASKS[name]()
     rows = [
-        tuple(row)
+        str(row)
         for split in task.splits
         for seed in range(2)
         for row in task.batch(split=split, size=50, seed=seed).inputs.tolist()
@@ -150,7 +171,7 @@ def test_presets_and_evaluations_can_be_made(name: str):
     for preset in kind.presets.values():
         assert preset.source
         task = kind(**preset.options)
-        assert task.batch(size=1).inputs.shape == (1, task.seq_len)
+        assert task.batch(size=1).inputs.shape[:2] == (1, task.seq_len)
     for option, values in kind.evaluations.items():
         for value in values:
             assert kind().replace(**{option: value}).vocab_size == kind().vocab_size
@@ -185,10 +206,10 @@ def test_a_row_of_a_mixture_is_its_parts_row(name, seed):
         part = mixed.parts[setting]
         alone = part.batch(start=row, size=1, seed=seed)
         assert batch.inputs[row, : part.seq_len].equal(alone.inputs[0])
-        assert batch.targets[row, : part.seq_len].equal(alone.targets[0])
-        assert (batch.targets[row, part.seq_len :] == IGNORE).all()
+        assert same(batch.targets[row, : part.seq_len], alone.targets[0])
+        assert not batch.scored[row, part.seq_len :].any()
     if not mixed.stochastic:
-        assert accuracy(mixed.oracle(batch), batch.targets) == 1
+        assert score(mixed, mixed.oracle(batch), batch) == 1
 
 
 @pytest.mark.gpu
@@ -199,7 +220,7 @@ def test_cpu_and_cuda_agree(name: str, options: dict[str, Any]):
         here = tensors(task.batch(split=split, size=8))
         there = tensors(task.batch(split=split, size=8, device="cuda").to("cpu"))
         for key, tensor in here.items():
-            assert tensor.equal(there[key]), key
+            assert same(tensor, there[key]), key
 
 
 def test_links_are_made_when_looked_at():

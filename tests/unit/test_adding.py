@@ -4,6 +4,7 @@ The task, mixer, analysis and law that these tests add, each in one place, work 
 own do. This docstring's first paragraph is the help of the task's command.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,8 +16,9 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+import lab
 import tasks
-from analysis import ANALYSES
+from analysis import ANALYSES, READ_VECTORS
 from analysis.base import Finding, Subject, Table
 from analysis.examination import examine, record
 from analysis.figures import Axis, Bars, bars
@@ -38,6 +40,7 @@ from tasks import TASKS, counter
 from tasks.base import IGNORE, Batch, Preset, Task
 from tasks.bounds import option
 from tasks.mqar import MQAR
+from tasks.vectors import VectorTask
 
 MODEL = f"{__name__}:LinearAttention"
 TASK = MQAR(seq_len=16, vocab_size=32, n_pairs=2)
@@ -178,6 +181,80 @@ def test_a_task_needs_its_class_and_a_line(monkeypatch):
     refused = run(app, ["echo", "--lag", "12", "--show", "1"])
     assert (refused.exit_code, "lag=12: must be ≥ 1 and < 12" in refused.output) == (2, True)
     assert audit(Echo()).sound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation(VectorTask):
+    """Predict where a point is next that turns about 0 by an angle that only the row shows."""
+
+    name: ClassVar[str] = "rotation"
+    role_names: ClassVar[tuple[str, ...]] = ("point",)
+    separates: ClassVar[str] = "a linear map from its examples"
+    presets: ClassVar = {"small": Preset({}, "the test")}
+    seq_len: int = option(12, "points per row")
+
+    @property
+    def d_input(self) -> int:
+        return 2
+
+    @property
+    def d_output(self) -> int:
+        return 2
+
+    def validate(self) -> None:
+        if self.seq_len < 3:
+            raise ValueError(f"seq_len={self.seq_len}: must be ≥ 3")
+
+    def generate(self, split, numbers, seed) -> Batch:
+        words = self.draw_words(split, numbers, seed, 2)
+        start, turn = (counter.draw_below(words, 360).double() * math.pi / 180).unbind(1)
+        angle = start[:, None] + turn[:, None] * torch.arange(self.seq_len + 1)
+        points = torch.stack([angle.cos(), angle.sin()], 2).float()
+        inputs, targets = points[:, :-1], points[:, 1:].clone()
+        targets[:, 0] = torch.nan  # one point does not show the angle
+        return Batch(inputs, targets, torch.zeros(inputs.shape[:2], dtype=torch.int64), {})
+
+    def oracle(self, batch: Batch) -> torch.Tensor:
+        point = torch.view_as_complex(batch.inputs.double())
+        answers = torch.full_like(point, complex(math.nan, math.nan))
+        answers[:, 1:] = point[:, 1:] ** 2 / point[:, :-1]
+        return torch.view_as_real(answers).float()
+
+    def shortcuts(self):
+        return {"last token": lambda batch: batch.inputs}
+
+
+def test_a_task_of_vectors_needs_its_class_and_a_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(tasks._HOMES, "rotation", f"{__name__}:Rotation")
+    run = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke
+    shown = run(app, ["rotation", "--show", "1"])
+    assert "row 0 of train, seed 0: 12 tokens, 11 scored" in shown.output, shown.output
+    audited = audit(Rotation())
+    assert audited.sound
+    assert [(score.name, score.accuracy) for score in audited.scores][-1] == ("oracle", 1.0)
+    settings = {"steps": 40, "d_model": 16, "batch_size": 32, "eval_every": 20, "lengthen": False}
+    trained = lab.train(
+        "rotation", out=tmp_path / "run", **settings, test_rows=64, precision="fp32", threads=1
+    )
+    assert trained.result["perplexity"] is trained.result["diagnosis"] is None
+    assert "bits_per_token" not in trained.result
+    again = lab.open(tmp_path / "run")
+    assert again.task == Rotation()
+    batch = again.task.batch(split="test", size=64)
+    with torch.no_grad():
+        error = (again.model(batch.inputs) - batch.targets)[batch.scored].square().mean().item()
+    mean = batch.targets[batch.scored].square().mean().item()
+    assert error == pytest.approx(trained.result["loss"], rel=1e-3)
+    assert trained.accuracy == pytest.approx(max(0.0, 1 - error / mean), abs=1e-4)
+    found = again.analyze()
+    assert {"curves", "positions", "matrices"} <= set(found) <= {*READ_VECTORS}
+    assert found.examination.not_applicable["mechanism"] == (
+        "rows of rotation are vectors, not tokens"
+    )
+    page = again.report().content
+    assert "of what the oracle explains is explained" in page
+    assert "test explained variance" in page
+    assert "accuracy is" not in page
 
 
 @dataclass(frozen=True)

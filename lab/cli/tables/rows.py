@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.palette import choose_ink, color_roles
-from tasks.base import IGNORE, Batch, Task
+from tasks.base import Batch, Task
 from tasks.mixture import Mixture
 
 EDGE = 64
@@ -44,7 +44,7 @@ def print_rows(
             batch = batch.take(slice(None), part.seq_len)
             setting = "; " + ", ".join(f"{name}={getattr(part, name)}" for name in task.varied)
         console.print()
-        scored = int((batch.targets != IGNORE).sum())
+        scored = int(batch.scored.sum())
         about = f"row {number} of {split}, seed {seed}: {part.seq_len:,} tokens, {scored:,} scored"
         console.print(Text(about + setting))
         for line in _format_row(part, batch, console.width, coloured, whole):
@@ -81,11 +81,12 @@ def _format_row(
 ) -> Iterator[Text]:
     """Yield the lines for a batch of one row: blocks of tokens, targets and roles."""
     t = task.seq_len
-    inputs, targets, roles = (x[0].tolist() for x in (batch.inputs, batch.targets, batch.roles))
-    pieces = [(0, t)] if whole or t <= 2 * EDGE else _find_shown(targets)
+    parts = (batch.inputs, batch.targets, batch.roles, batch.scored)
+    inputs, targets, roles, scored = (part[0].tolist() for part in parts)
+    pieces = [(0, t)] if whole or t <= 2 * EDGE else _find_shown(scored)
     places = [i for first, end in pieces for i in range(first, end)]
     tokens = {i: escape(task.format_token(inputs[i])) for i in places}
-    answers = {i: escape(task.format_token(targets[i])) for i in places if targets[i] != IGNORE}
+    answers = {i: escape(task.format_token(targets[i])) for i in places if scored[i]}
     cell = max(map(cell_len, (*tokens.values(), *answers.values())))
     margin = len(str(t - 1))
     count = max(1, (width - margin - 1) // (cell + 1))
@@ -94,7 +95,7 @@ def _format_row(
     shown = 0
     for first, end in pieces:
         if first > shown:
-            yield _describe_hidden(targets[shown:first])
+            yield _describe_hidden(scored[shown:first])
         shown = end
         for start in range(first, end, count):
             block = range(start, min(start + count, end))
@@ -112,22 +113,21 @@ def _format_row(
                 yield _format_line(" " * margin + "│", [names[roles[i]] for i in block], cell)
 
     if shown < t:
-        yield _describe_hidden(targets[shown:])
+        yield _describe_hidden(scored[shown:])
 
 
-def _find_shown(targets: Sequence[int]) -> list[tuple[int, int]]:
+def _find_shown(scored: Sequence[bool]) -> list[tuple[int, int]]:
     """Return the two spans of a long row that are shown: its beginning, and where answers end."""
-    t = len(targets)
-    answered = max(i for i, target in enumerate(targets) if target != IGNORE) + 1
+    t = len(scored)
+    answered = max(i for i, asked in enumerate(scored) if asked) + 1
     end = t if t - answered < EDGE else max(answered, 2 * EDGE)
     return [(0, EDGE), (end - EDGE, end)]
 
 
-def _describe_hidden(targets: Sequence[int]) -> Text:
+def _describe_hidden(scored: Sequence[bool]) -> Text:
     """Describe how many positions are left out."""
-    scored = sum(target != IGNORE for target in targets)
-    of_them = f", {scored:,} of them scored" if scored else ""
-    return Text(f"… {len(targets):,} more{of_them} …")
+    of_them = f", {sum(scored):,} of them scored" if any(scored) else ""
+    return Text(f"… {len(scored):,} more{of_them} …")
 
 
 def _format_line(label: str, cells: Sequence[str], width: int) -> Text:

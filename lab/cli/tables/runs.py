@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lab.api.results import format_accuracy, format_duration, list_scores
+from lab.api.results import format_accuracy, format_duration, list_scores, name_measure
 from lab.config import AUDIT_ROWS
 from lab.training.records import name_ending
 
@@ -24,23 +24,24 @@ COMPARED = "{:>8}  {:>7}  {:>7}  {:>12}  {:10}  {}"
 
 def build_result_table(result: dict[str, Any]) -> Table:
     """Return a table of the accuracies of model, construction, oracle, shortcuts and chance."""
+    measure = name_measure(result)
     table = Table(
-        title=f"{result['task']}: test accuracy",
+        title=f"{result['task']}: test {measure}",
         title_justify="left",
         caption=f"chance, shortcuts and oracle: on the first {AUDIT_ROWS} test rows",
     )
     table.add_column("")
-    table.add_column("accuracy", justify="right")
+    table.add_column(measure, justify="right")
     for name, value in list_scores(result):
         style = "bold" if name == "this model" else ""
         table.add_row(name, format_accuracy(value), style=style)
     return table
 
 
-def build_evaluations_table(found: list[dict[str, Any]]) -> Table:
+def build_evaluations_table(found: list[dict[str, Any]], measure: str) -> Table:
     """Return a table of the accuracy in other settings, each with its 95 % interval."""
-    table = Table(title="beyond training: test accuracy", title_justify="left")
-    for name in ("", "accuracy", "95 %", "chance", "rows"):
+    table = Table(title=f"beyond training: test {measure}", title_justify="left")
+    for name in ("", measure, "95 %", "chance", "rows"):
         table.add_column(name, justify="left" if not name else "right")
     for entry in found:
         where = f"{entry['option']}={entry['value']}"
@@ -69,7 +70,9 @@ def build_runs_list(runs: "pl.DataFrame") -> Group:
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
         ending = name_ending(run["stopped"])
         own = f" ({run['model']})" if run["model"] else ""
-        trained = f"{ending}: {run['task']}, {run['stack']}{own}, {run['options']}"
+        measure = name_measure(run)
+        task = run["task"] + (f" ({measure})" if measure != "accuracy" else "")
+        trained = f"{ending}: {task}, {run['stack']}{own}, {run['options']}"
         parts.append(Padding(Text(trained, "dim"), (0, 0, 0, 4)))
     return Group(*parts)
 

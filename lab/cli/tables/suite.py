@@ -62,7 +62,7 @@ def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> Renderabl
             f"{scored} scored, chance {chance}, {cost} µs per row",
         )
         parts.append(Padding(Text("\n".join(below)), (0, 0, 0, 4)))
-    parts.append(Text("Sizes are tokens a row × vocabulary."))
+    parts.append(Text("Sizes are tokens a row × vocabulary, or vectors a row × numbers in each."))
     return Group(*parts)
 
 
@@ -81,7 +81,8 @@ def _format_numbers(entry: "TaskSummary") -> tuple[str, ...]:
 
 
 def _format_size(size: "Size") -> str:
-    return f"{size.seq_len:,} × {size.vocab_size:,}"
+    each = f"{size.d_input:,} numbers" if size.d_input else f"{size.vocab_size:,}"
+    return f"{size.seq_len:,} × {each}"
 
 
 def build_mixers_table(found: Sequence["MixerSummary"]) -> Table:
@@ -100,11 +101,11 @@ def _describe_state(fixed: int, token: int) -> str:
     return " + ".join(filter(None, (f"{fixed:,}" if fixed or not token else "", grows)))
 
 
-def build_audit_table(found: "Audit", title: str) -> Table:
+def build_audit_table(found: "Audit", title: str, measure: str) -> Table:
     """Build a table of the predictors of a task, best first, with 95 % intervals but for chance."""
     caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
     table = Table(title=title, title_justify="left", caption=caption)
-    for name in ("", "accuracy", "95 %"):
+    for name in ("", measure, "95 %"):
         table.add_column(name, justify="right" if name else "left")
     for score in found.best_first:
         interval = "{:.4f} … {:.4f}".format(*score.interval) if score.interval else ""

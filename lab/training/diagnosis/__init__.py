@@ -28,6 +28,8 @@ def diagnose(
 ) -> Diagnosis | None:
     """Return why a run ended unsolved; None if it is solved, or if the task cannot be solved fully.
 
+    None, too, where answers are numbers: all that it looks at is right or wrong answers.
+
     This trains codes for some seconds, and copies of the model for at most a tenth of the run's
     steps. The state does not change.
 
@@ -40,6 +42,7 @@ def diagnose(
     """
     if (
         run.task.stochastic
+        or run.task.vectors
         or stopped == "solved"
         or (accuracy is not None and accuracy >= run.train.solved_at)
     ):

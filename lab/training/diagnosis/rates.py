@@ -154,7 +154,7 @@ def _train_at_rate(failed: FailedRun, state: TrainingState, rate: float, steps: 
         for row in islice(fit(failed.run.task, state, config), steps):
             losses.append(row.loss)
     except DivergedError:
-        bound = DIVERGED_AT * max(state.first_loss or 0.0, math.log(failed.run.task.vocab_size))
+        bound = DIVERGED_AT * max(state.first_loss or 0.0, failed.run.task.blind_loss)
         losses += [bound] * (steps - len(losses))
     return losses
 

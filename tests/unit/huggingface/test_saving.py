@@ -51,6 +51,12 @@ def test_weights_of_an_earlier_step_can_be_saved(run):
         convert(run, 3000)
 
 
+def test_a_model_that_reads_vectors_is_refused(tmp_path):
+    run = train("regression", tmp_path / "run", seq_len=8, n_dims=2, stack="AM")
+    with pytest.raises(ValueError, match="its model reads vectors, a causal language model tokens"):
+        convert(run)
+
+
 def test_nothing_is_overwritten(run, tmp_path):
     (tmp_path / "mine").touch()
     answer = CliRunner().invoke(app, ["save-pretrained", str(run.path), str(tmp_path)])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lab.bench.peak import measure_peak
-from lab.intervals import RowCounts, clustered_wilson, wilson
+from lab.intervals import RowAmounts, RowCounts, clustered_wilson, wilson
 from lab.layers.mask import reveal_stored
 from lab.models import build
 from lab.models.evaluation import evaluate, find_stored_positions, score
@@ -118,3 +118,25 @@ def test_the_interval_covers_as_often_as_it_says(together):
         covered += low <= 0.8 <= high
     # 95 % of 400, standard deviation 4.4.
     assert 380 - 4 * 4.4 < covered < 380 + 4 * 4.4
+
+
+def test_the_interval_of_amounts_covers_as_often_as_it_says():
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(400):
+        asked = 1 + torch.rand(200, generator=generator).double()
+        right = asked * (0.8 + 0.3 * torch.randn(200, generator=generator).double())
+        amounts = RowAmounts()
+        for part in (slice(0, 70), slice(70, None)):
+            amounts.add(right[part], asked[part])
+        assert amounts.share == pytest.approx((right.sum() / asked.sum()).item())
+        low, high = amounts.find_interval()
+        covered += low <= 0.8 <= high
+    assert 380 - 4 * 4.4 < covered < 380 + 4 * 4.4
+
+
+def test_a_share_of_amounts_stays_between_none_and_all():
+    for right, share in ((-2.0, 0.0), (3.0, 1.0)):
+        amounts = RowAmounts()
+        amounts.add(torch.full((3,), right).double(), torch.ones(3).double())
+        assert (amounts.share, amounts.find_interval()) == (share, (share, share))

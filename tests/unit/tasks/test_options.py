@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tasks import TASKS
-from tasks.base import IGNORE
 from tasks.meanings import MEANINGS
 from tasks.mixture import MAX_SETTINGS
 from tasks.schedule import Schedule
@@ -28,6 +27,7 @@ DEFAULTS: dict[str, tuple[dict[str, Any], float]] = {
         1 / 32,
     ),
     "induction": ({"seq_len": 256, "vocab_size": 16}, 1 / 15),
+    "regression": ({"seq_len": 80, "n_dims": 20, "active_dims": None}, 0),
     "language": ({"min_states": 4, "max_states": 12, "n_symbols": 18}, 1 / 18),
     "bytes": ({"path": None}, 1 / 256),
     "stack": ({"seq_len": 256, "n_stacks": 8, "vocab_size": 256}, 1 / 128),
@@ -76,6 +76,7 @@ def test_defaults(name: str):
             {"open": 64, "close": 0, "gap": 64, "padding": 0},
             "gap",
         ),
+        ("regression", {}, {"x": 40, "y": 40, "padding": 0}, "x"),
     ],
 )
 def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
@@ -84,7 +85,7 @@ def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
     assert {name: there.sum(1).unique().tolist() for name, there in role.items()} == {
         name: [count] for name, count in counts.items()
     }
-    assert (batch.targets != IGNORE).equal(role[asked])
+    assert batch.scored.equal(role[asked])
 
 
 @pytest.mark.parametrize("name", ["overwrite", "compositional", "hops", "fuzzy", "selective_copy"])
@@ -116,6 +117,13 @@ def test_what_is_not_used_is_zero(name: str):
 def test_tokens_are_shown(name: str, options: dict[str, Any], shown: dict[int, str]):
     task = TASKS[name](**options)
     assert {token: task.format_token(token) for token in shown} == shown
+
+
+def test_vectors_are_shown_by_their_first_numbers():
+    shown = TASKS["regression"](n_dims=5).to_str_tokens(
+        torch.tensor([[0.1, 0, -2.345, 1, 3, 0], [0, 0, 0, 0, 0, -1], [0] * 6])
+    )
+    assert shown == ["0.10 -2.35 1.00 …", "-1.00", "0"]
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
@@ -173,6 +181,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("hops", {"vocab_size": 37}, r"vocab_size=37: must be in 38 … 1073741824 \(n_pairs \+ 6\)"),
     ("induction", {"seq_len": 2}, "seq_len=2: must be in 3 … 1048576"),
     ("induction", {"vocab_size": 2}, "vocab_size=2: must be in 3 … 1073741824"),
+    ("regression", {"seq_len": 2}, "seq_len=2: must be in 4 … 4096"),
+    ("regression", {"seq_len": 31}, "seq_len=31: must be even"),
+    ("regression", {"n_dims": 0}, "n_dims=0: must be in 1 … 1024"),
+    ("regression", {"active_dims": 21}, r"active_dims=21: must be in 1 … 20 \(n_dims\)"),
+    ("regression", {"n_dims": (2, 3)}, "n_dims: rows have vectors of 3, 4 numbers, must be one"),
     ("language", {"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576"),
     ("language", {"max_states": 65}, r"max_states=65: must be in 2 … 64"),
     ("language", {"max_states": 3}, r"min_states=4: must be in 2 … 3 \(max_states\)"),
@@ -245,6 +258,10 @@ def test_a_row_as_text_is_the_row_again(name, options):
     for part, row in zip(task.list_tasks(batch), batch.inputs, strict=True):
         shown = part.to_str_tokens(row)
         assert len(shown) == len(row)
+        if task.vectors:
+            with pytest.raises(ValueError, match=f"text: rows of {name} are vectors"):
+                part.to_tokens(shown)
+            continue
         assert torch.equal(part.to_tokens(shown), row[None])
         assert torch.equal(part.to_tokens(" ".join(shown)), row[None])
 

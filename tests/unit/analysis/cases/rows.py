@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.capacity import Capacity
 from analysis.rows import RowLayout
-from analysis.rows.positions import AccuracyByPlace
+from analysis.rows.positions import AccuracyByPlace, ErrorByPosition
 from analysis.rows.samples import Continuations, Legal
 from analysis.rows.tokens import Looks, TokenRow
 from analysis.statistics.comparisons import Bins
@@ -43,6 +43,14 @@ def placed(position: Bins | None, role: Bins | None = None) -> AccuracyByPlace:
     return AccuracyByPlace(8, 100, 0.7, (0.6, 0.8), 0.1, position, roles, role)
 
 
+def errors(*error: float) -> ErrorByPosition:
+    """Return errors at positions 0, 2, …, where the oracle's fall from 1 to 0."""
+    n, found = len(error), np.array(error)
+    ends = np.stack([found - 0.1, found + 0.1], 1)
+    rules = {"oracle": np.linspace(1, 0, n), "averaging": np.full(n, 2.0)}
+    return ErrorByPosition(8, 2 * np.arange(n), found, ends, rules, 1.0)
+
+
 def texts(bits: float, half: float = 0.1, **changed: Any) -> Continuations:
     ends = Estimate(bits, bits - half, bits + half, 8.0)
     return replace(Continuations("byte", 8, 99, ends, ends, (), None), **changed)
@@ -69,6 +77,9 @@ CASES = [
     Case("planted", placed(binned(0.9, 0.4), binned(0.9, 0.4)), "echo 40.0 % 30.0 % to 50.0 % 50"),
     Case("null", placed(binned(0.9, 0.9)), "(chance: 10.0 %): no position stands out.", "against"),
     Case("boundary", placed(None, binned(0.9, 0.8)), "no role stands out.", "against"),
+    Case("planted", errors(1, 0.5, 0.1), "0.100 at position 4 (oracle 0.000); answering zero"),
+    Case("null", errors(1, 1, 1), "1.000 at position 0 (oracle 1.000) and 1.000 at position 4"),
+    Case("boundary", errors(1), "The squared error is 1.000 at position 0 (oracle 1.000); ", "and"),
     Case("planted", texts(2.0), "A byte takes 2 bits, a perplexity of 2; a uniform guess takes 8"),
     Case("planted", texts(2.0, legal=Legal(0.9, (0.8, 1.0), 0.1)), "allows 90.0 % 80.0 % to 100"),
     Case("null", texts(8.0), "takes 8 bits, a perplexity of 8; a uniform guess takes 8 bits."),

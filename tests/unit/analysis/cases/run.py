@@ -18,6 +18,8 @@ from lab.models.anatomy import dissect
 from tests.planted_runs import STEPS, bound
 from tests.unit.analysis.case import Case
 
+EXPLAINED = "explained variance"
+
 
 def take_apart(stack: str) -> StackAnatomy:
     return StackAnatomy.of(dissect(build(stack, vocab_size=50, d_model=16)))
@@ -84,6 +86,7 @@ CASES = [
     Case("planted", take_apart("AE*3"), "Blocks: 3;"),
     Case("boundary", take_apart("AN"), "Blocks: 1;"),
     Case("planted", standing(0.5, 0.4, 0.6), "accuracy is above chance."),
+    Case("planted", replace(standing(0.5, 0.4, 0.6), measure=EXPLAINED), "explained variance is"),
     Case("null", standing(None), "There is no accuracy to compare", "above"),
     Case("boundary", standing(0.5, 0.1, 0.6), "accuracy is level with chance."),
     Case("boundary", standing(0.05, 0.0, 0.09), "accuracy is below chance."),
@@ -97,6 +100,8 @@ CASES = [
     Case("boundary", leak(0, 0.5), "The model sees later tokens: replacing them changes 0 of 100"),
     Case("boundary", leak(0, 0.0, replaced=0), "so a leak could not show", "does not see"),
     Case("planted", curve(0.1, 0.1, 0.9, 0.9, 0.9), "between steps 2 and 3", "no one place"),
+    Case("planted", curve(0.5, measure=EXPLAINED), "the explained variance is 50.0 %", "accuracy"),
+    Case("planted", curve(0.5, measure=EXPLAINED, quantity="loss"), "error is 0.500 after", "nats"),
     Case("null", curve(0.1, 0.3, 0.5, 0.7, 0.9), "at no one place", "between"),
     Case("null", curve(), "No evaluation yet"),
     Case("boundary", curve(0.5), "is 50.0 % after step 1.", "and"),
