@@ -27,6 +27,9 @@ _HOMES = {
     "palindrome": "tasks.palindrome:Palindrome",
     "sort": "tasks.sorting:Sort",
     "brackets": "tasks.brackets:Brackets",
+    "grammar": "tasks.grammar:Grammar",
+    "capo": "tasks.capo:Capo",
+    "addition": "tasks.addition:Addition",
 }
 
 

@@ -37,6 +37,15 @@ def derive_key(name: str, seed: int) -> int:
     return int.from_bytes(digest, "little")
 
 
+def splitmix64(seed: int, index: int) -> int:
+    """Return output `index` of splitmix64, in plain integers."""
+    mask = 2**64 - 1
+    z = (seed + (index + 1) * _GAMMA) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
 def draw_words(key: int, split: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b i"]:
     """Draw 64 random bits for each row and index 0 … count − 1 (at most 2²⁴)."""
     return draw_words_at(key, split, rows, torch.arange(count, device=rows.device)[None])

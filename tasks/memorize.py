@@ -150,7 +150,7 @@ class Memorize(Task):
                 fact = 0
                 for token in row[query - self.key_len : query]:
                     fact = fact * self.base + token - 1
-                half = _splitmix64(key & MASK, fact * 2**24) % 2**32
+                half = counter.splitmix64(key & MASK, fact * 2**24) % 2**32
                 answer[query] = self.n_values + half * self.n_values // 2**32
         return answers
 
@@ -193,11 +193,3 @@ class Memorize(Task):
             return "?"
         value = token - self.n_values
         return f"v{value}" if value >= 0 else str(token - 1)
-
-
-def _splitmix64(seed: int, index: int) -> int:
-    """Return output `index` of splitmix64 (Steele, Lea, Flood 2014), in plain integers."""
-    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)

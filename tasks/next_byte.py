@@ -1,21 +1,18 @@
 """Bytes: the next byte of a text, in any file or folder; the end of the text is held out."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from typing import Any, ClassVar
 
-from tasks.base import IGNORE, Batch, Links, Predictor, Preset, Task, count_rows
+from tasks.base import Batch, Links, Predictor, Preset, Task
 from tasks.bounds import MAX_SEQ_LEN, TextChangedError, check_range, option
 from tasks.corpus import Corpus, open_corpus
 from tasks.lazy import Tensor, torch
-from tasks.shortcuts import look_up, tabulate_most_frequent
+from tasks.shortcuts import predict_by_context
 
 N_BYTES = 256
 BYTE = 0
 CONTEXT = 5
 """Bytes of the longest contexts."""
-TABLE_BYTES = 2**19
-"""Training bytes that tables of contexts are counted on."""
 SHOWN = {ord("\t"): "⇥", ord("\n"): "⏎", ord("\r"): "␍", ord(" "): "␣"}
 
 
@@ -172,9 +169,9 @@ class Bytes(Task):
         library about .28, .36 and .63. Positions say nothing, as offsets are uniform.
         """
         return {
-            "unigram": partial(_predict_most_frequent, self, 0),
-            "bigram": partial(_predict_most_frequent, self, 1),
-            "five bytes": partial(_predict_most_frequent, self, CONTEXT),
+            "unigram": predict_by_context(self, 0),
+            "bigram": predict_by_context(self, 1),
+            "five bytes": predict_by_context(self, CONTEXT),
         }
 
     def format_token(self, token: int) -> str:
@@ -187,31 +184,3 @@ def _read(corpus: Corpus, offset: Tensor, length: int) -> Tensor:
     """Return the bytes from offset [b 1] on, int64 [b t]."""
     rows = corpus.read(offset[:, 0].cpu().numpy(), length)
     return torch.from_numpy(rows).to(offset.device).long()
-
-
-def _encode_contexts(inputs: Tensor, order: int) -> Tensor:
-    """Return the last `order` bytes at each position from order − 1 on, as one number."""
-    code = torch.zeros_like(inputs[:, max(0, order - 1) :])
-    for k in range(order):  # one by one: together they would take `order` times the memory
-        code.add_(inputs[:, k : k + code.shape[1]], alpha=N_BYTES**k)
-    return code
-
-
-def _predict_most_frequent(task: Bytes, order: int, batch: Batch) -> Tensor:
-    """Return the most frequent byte after the last `order` bytes, or else after fewer."""
-    answers = torch.full_like(batch.inputs, IGNORE)
-    for n, table in enumerate(_tabulate(task, order)):
-        found = look_up(table, _encode_contexts(batch.inputs, n))
-        later = answers[:, max(0, n - 1) :]
-        later.copy_(found.where(found != IGNORE, later))
-    return answers
-
-
-@lru_cache(maxsize=16)
-def _tabulate(task: Bytes, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Tabulate the most frequent byte after each context, for contexts of 0 … order bytes."""
-    batch = task.batch(size=count_rows(TABLE_BYTES, task.seq_len))
-    return tuple(
-        tabulate_most_frequent(_encode_contexts(batch.inputs, n), batch.targets[:, max(0, n - 1) :])
-        for n in range(min(order, task.seq_len) + 1)
-    )

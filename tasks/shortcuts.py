@@ -10,6 +10,8 @@ from tasks.lazy import Tensor, torch
 TABLE_ROWS = 2048
 """Training rows at most, and their tokens, that tables of frequent answers are counted on."""
 TABLE_TOKENS = 2**20
+CONTEXT_TOKENS = 2**19
+"""Training tokens that tables of contexts are counted on."""
 
 
 def find_followers(inputs: Tensor, *, latest: bool) -> Tensor:
@@ -109,6 +111,23 @@ def predict_by_position(task: Task) -> Predictor:
     return rule
 
 
+def predict_by_context(task: Task, order: int) -> Predictor:
+    """Return a predictor of what is most often next after the last `order` tokens, or after fewer.
+
+    For tasks that score every position; V^order times V is below 2⁶³.
+    """
+
+    def rule(batch: Batch) -> Tensor:
+        answers = torch.full_like(batch.inputs, IGNORE)
+        for n, table in enumerate(_tabulate_contexts(task, order)):
+            found = look_up(table, _encode_contexts(batch.inputs, n, task.vocab_size))
+            later = answers[:, max(0, n - 1) :]
+            later.copy_(found.where(found != IGNORE, later))
+        return answers
+
+    return rule
+
+
 def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features in order, and the most frequent target of each.
 
@@ -163,3 +182,23 @@ def _tabulate(task: Task, *, by_position: bool) -> tuple[Tensor, Tensor]:
     row, position = (batch.targets != IGNORE).nonzero(as_tuple=True)
     feature = position if by_position else batch.inputs[row, position]
     return tabulate_most_frequent(feature, batch.targets[row, position])
+
+
+@lru_cache(maxsize=16)
+def _tabulate_contexts(task: Task, order: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Tabulate the most frequent token after each context, for contexts of 0 … order tokens."""
+    batch = task.batch(size=count_rows(CONTEXT_TOKENS, task.seq_len))
+    return tuple(
+        tabulate_most_frequent(
+            _encode_contexts(batch.inputs, n, task.vocab_size), batch.targets[:, max(0, n - 1) :]
+        )
+        for n in range(min(order, task.seq_len) + 1)
+    )
+
+
+def _encode_contexts(inputs: Tensor, order: int, base: int) -> Tensor:
+    """Return the last `order` tokens at each position from order − 1 on, as one number."""
+    code = torch.zeros_like(inputs[:, max(0, order - 1) :])
+    for k in range(order):  # one by one: together they would take `order` times the memory
+        code.add_(inputs[:, k : k + code.shape[1]], alpha=base**k)
+    return code

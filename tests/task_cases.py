@@ -93,6 +93,21 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"seq_len": 30, "n_kinds": 1, "max_depth": 3, "p_gap": 1.0, "ask": "depth"},
         {"seq_len": (20, 34), "n_kinds": (2, 9), "max_depth": (2, 10), "ask": ("kind", "depth")},
     ],
+    "grammar": [
+        {"seq_len": 3, "depth": 1, "n_symbols": 2, "min_rules": 1, "max_rules": 1},
+        {"seq_len": 70, "depth": 2, "n_symbols": 26, "max_rules": 16, "max_length": 8},
+        {"seq_len": (20, 33), "depth": (1, 3), "grammar": (0, 5), "min_length": 1},
+    ],
+    "capo": [
+        {"seq_len": 5, "n_people": 2, "n_names": 2, "n_attributes": 1, "n_values": 2},
+        {"seq_len": 61, "n_people": 10_000, "n_names": 100, "n_wordings": 1, "n_values": 1000},
+        {"seq_len": (20, 33), "n_people": (8, 27), "n_names": 3, "n_attributes": 3},
+    ],
+    "addition": [
+        {"seq_len": 5, "base": 2},
+        {"order": "plain", "seq_len": 31, "base": 1024, "p_chain": 0.0},
+        {"order": ("reversed", "sum-reversed"), "seq_len": (11, 20), "p_chain": (0.1, 1.0)},
+    ],
 }
 """Beside them every task is tried at its defaults."""
 

@@ -34,7 +34,7 @@ SHORTEST = 4
 TEMPERATURE, TOP_K = 0.8, 40
 """Temperature of the sampled continuation, and how many of the likeliest tokens it draws from."""
 LEGAL = "legal"
-"""The link by which a task names the tokens that its automaton allows next."""
+"""The link by which a task names the tokens that its automaton or grammar allows next."""
 PICTURES = 0x2400
 """The code point at which Unicode's pictures of the control characters begin."""
 
@@ -58,10 +58,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Legal:
-    """How many of the answers are legal under the row's automaton.
+    """How many of the answers are legal in the row's language.
 
     Attributes:
-        share: of answers that the automaton allows at their position, in [0, 1].
+        share: of answers that the language allows at their position, in [0, 1].
         guess: the share that uniform answers would have.
     """
 
@@ -78,7 +78,7 @@ class Continuations(Finding):
         bits: mean cross-entropy per token, in bits, with a 95 % interval over rows and the value
             of a uniform guess.
         perplexity: 2^bits, likewise.
-        legal: None for a task without automata.
+        legal: None for a task without a language.
         why: why there are no continuations; empty where there are.
     """
 
@@ -118,7 +118,7 @@ class Continuations(Finding):
             share, low, high = percents(self.legal.share, *self.legal.interval)
             guess = percent(self.legal.guess)
             rows.append(
-                ("answers that the row's automaton allows", share, f"{low} to {high}", guess)
+                ("answers that the row's language allows", share, f"{low} to {high}", guess)
             )
         measured = f"{self.scored:,} {self.unit}s in {self.rows} rows"
         return Table((measured, "", "95 %", "uniform guess"), tuple(rows))
@@ -163,7 +163,7 @@ def measure(subject: Subject) -> list[Continuations]:
             bits=bits,
             perplexity=Estimate(*(2.0**value for value in vars(bits).values())),
             samples=samples,
-            legal=measure_legality(subject.batch, found, rng),
+            legal=measure_legality(subject.task, subject.batch, found, rng),
             why=why,
         )
     ]
@@ -218,8 +218,10 @@ def _make_visible(character: str) -> str:
     return chr(PICTURES + 0x21) if code == 0x7F else f"\\u{code:04x}"
 
 
-def measure_legality(batch: Batch, found: Scored, rng: np.random.Generator) -> Legal | None:
-    """Measure how many answers the row's automaton allows; None for a task without automata."""
+def measure_legality(
+    task: Task, batch: Batch, found: Scored, rng: np.random.Generator
+) -> Legal | None:
+    """Measure how many answers the row's language allows; None for a task without one."""
     if LEGAL not in batch.links:
         return None
     allowed = batch.links[LEGAL][found.rows, found.positions]
@@ -227,8 +229,7 @@ def measure_legality(batch: Batch, found: Scored, rng: np.random.Generator) -> L
     return Legal(
         share=float(legal.mean()),
         interval=bound_share(legal, found.rows.cpu().numpy(), rng),
-        # A guess is among all tokens but the separator.
-        guess=float((allowed >= 0).double().sum(1).mean()) / (len(found.head) - 1),
+        guess=float((allowed >= 0).double().sum(1).mean()) * task.chance,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from analysis import ANALYSES
+from lab.suite.suites import SuiteName
 from tasks.bounds import option
 
 MOST_MEMORY = 2**20
@@ -132,8 +133,11 @@ class SweepOptions:
 class GridOptions(SweepOptions):
     """A grid of runs, and how to run it."""
 
-    what: str = option(
-        MISSING, "A task, or a sweep as a .toml file.", argument=True, metavar="TASK|FILE"
+    what: str | None = option(
+        None, "A task, or a sweep as a .toml file.", argument=True, metavar="TASK|FILE"
+    )
+    suite: SuiteName | None = option(
+        None, "The tasks of a published suite in place of one task, at the suite's sizes."
     )
     grid: tuple[str, ...] = option(
         (),

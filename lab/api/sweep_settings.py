@@ -4,13 +4,14 @@ import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from lab.api.settings import Span, read, read_settings
 from lab.config import ModelConfig, Runtime, TrainConfig
 from lab.files import read_toml
+from lab.suite.suites import Suite
 from lab.sweeps.sweep import Axis, Cell, Sweep, combine, make_axis, merge, read_number
 from lab.sweeps.table import MEASURED
 from tasks import TASKS
@@ -73,6 +74,37 @@ class SweepSettings:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
         name = self.name or f"{'sweep' if self.grid else f'{self.task}-seeds'}-{digest}"
         return Sweep(name, "", _find_lengths(cells))
+
+
+def build_suite(
+    suite: Suite,
+    grid: Mapping[str, Sequence[Any] | Mapping[str, Mapping[str, Any]]],
+    fixed: Mapping[str, Any],
+    seeds: Sequence[int] = tuple(range(SEEDS)),
+) -> Sweep:
+    """Return the sweep of a published suite: its tasks that the lab has, each over the grid.
+
+    Args:
+        suite: the suite.
+        grid: values by option of models and training.
+        fixed: options of all runs.
+        seeds: of the runs of each setting.
+
+    Raises:
+        ValueError: for an option that the suite sets, or as `SweepSettings.build`.
+    """
+    cells: list[Cell] = []
+    for entry in suite.known:
+        for name in (*grid, *fixed):
+            if name in entry.options or name in {f.name for f in fields(TASKS[entry.task])}:
+                raise ValueError(f"{name}: is set by the suite {suite.name}, for {entry.name}")
+        options = {**entry.options, **fixed}
+        built = SweepSettings(entry.task, grid, options, seeds, entry.lengths).build()
+        cells += [
+            replace(cell, factors={"task": entry.name, **cell.factors}) for cell in built.cells
+        ]
+    digest = hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return Sweep(f"{suite.name}-{digest}", suite.title, tuple(cells))
 
 
 def list_options(task: str) -> dict[str, Any]:

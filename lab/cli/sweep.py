@@ -43,14 +43,31 @@ def sweep(options: GridOptions, words: Sequence[str]) -> None:
     folder. The same command resumes a sweep: runs that have ended are skipped, and others go on
     from their checkpoints. A run that fails stops no other.
     """
-    from lab.api.sweep_settings import read_file, read_seeds
+    from lab.api.sweep_settings import (
+        SweepSettings,
+        build_suite,
+        read_file,
+        read_grid,
+        read_seeds,
+    )
     from lab.api.sweeping import PAGE
     from lab.cli.tables.runs import build_settings_table
+    from lab.cli.tables.suite import build_published_table
     from lab.console import open_table_console
+    from lab.suite.suites import read_suite
 
-    what = options.what
+    what, suite = options.what, None
     with report_usage_errors():
-        if what.endswith(".toml"):
+        if options.suite is not None:
+            suite = read_suite(options.suite)
+            # Without a task, the first word after an option is taken for one.
+            words = [*filter(None, [what]), *words]
+            known = suite.known[0].task
+            grid = read_grid(known, options.grid) if options.grid else {}
+            settings = SweepSettings(known, grid, _read_fixed(known, words))
+        elif what is None:
+            raise ValueError("name a task, a .toml file, or a --suite")
+        elif what.endswith(".toml"):
             typed = [(word.lstrip("-"), word) for word in words if word.startswith("--")]
             for name, given in (("grid", options.grid), ("lengths", options.lengths), *typed):
                 if given:
@@ -62,9 +79,17 @@ def sweep(options: GridOptions, words: Sequence[str]) -> None:
             settings = replace(settings, seeds=read_seeds(options.seeds))
         if options.precision is not None:
             settings = replace(settings, fixed={**settings.fixed, "precision": options.precision})
-        built = settings.build()
-    _, found = run_shown(built, options)
-    open_table_console().print(build_settings_table(found.settings))
+        if suite is None:
+            built = settings.build()
+        elif options.lengths:
+            raise ValueError(f"--lengths: is set by the suite {suite.name}")
+        else:
+            built = build_suite(suite, settings.grid, settings.fixed, settings.seeds)
+    table, found = run_shown(built, options)
+    if suite is None:
+        open_table_console().print(build_settings_table(found.settings))
+    else:
+        open_table_console().print(build_published_table(suite, found.settings, table["task"][0]))
     say(found.summarize())
     page = (options.out or Path("runs") / built.name) / PAGE
     if page.exists():  # it is written after the first run

@@ -32,6 +32,9 @@ SIZES = {
     "palindrome": {"seq_len": 12, "vocab_size": 8},
     "sort": {"seq_len": 12, "vocab_size": 8},
     "brackets": {"seq_len": 16, "n_kinds": 2, "max_depth": 3},
+    "grammar": {"seq_len": 24, "depth": 2},
+    "capo": {"seq_len": 24, "n_people": 32, "n_names": 4, "n_attributes": 2, "n_values": 8},
+    "addition": {"seq_len": 14},
 }
 """Of each task whose first case in `tests.task_cases` has too little to analyse."""
 STACKS = {

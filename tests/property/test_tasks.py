@@ -91,6 +91,7 @@ READ_BY_ORACLES = {
     "memorize": {"map"},
     "language": {"symbol_of", "next_state"},
     "bytes": {"offset"},
+    "capo": {"map"},
 }
 """Links that say what no row shows: the facts, the automaton, the place in the text."""
 

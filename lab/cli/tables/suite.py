@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from analysis.base import Table as Numbers
     from analysis.claims.claim import Claim
     from analysis.studies.recall import Setting
+    from analysis.sweeps.settings import SettingResult
     from lab.constructions import Rung
     from lab.errata.erratum import Erratum
     from lab.models.anatomy import Anatomy, Part
     from lab.models.mixers import MixerSummary
     from lab.models.paper_sizes import SizeComparison
     from lab.suite.audit import Audit
+    from lab.suite.suites import Suite
     from lab.suite.survey import Size, TaskSummary
 
 ROOM_FOR_A_LINE = 136
@@ -227,6 +229,37 @@ def _format_cell(setting: "Setting | None") -> str:
     cut = "*" if setting.cut else ""
     published = "" if setting.published is None else f" / {setting.published:.2f}"
     return f"{setting.mean:.3f}{cut}{published}"
+
+
+def build_published_table(
+    suite: "Suite", settings: Sequence["SettingResult"], first: str
+) -> RenderableType:
+    """Return our accuracy on each task of a suite beside the published ones; notes below.
+
+    Args:
+        suite: the suite.
+        settings: of the sweep.
+        first: the task of those that name none, as there is only one.
+    """
+    table = Table(box=None, title=suite.title, title_justify="left")
+    for name in ("task", "in the lab", "setting", "accuracy", "95 %", "published"):
+        table.add_column(name, overflow="fold")
+    for entry in suite.entries:
+        numbers = ", ".join(f"{model} {share:g}" for model, share in entry.published.items())
+        of_it = [s for s in settings if s.factors.get("task", first) == entry.name]
+        if not of_it:
+            table.add_row(entry.name, entry.task if entry.known else "none", "", "", "", numbers)
+        for i, setting in enumerate(of_it):
+            low, high = setting.interval if setting.seeds else (None, None)
+            table.add_row(
+                *(("", "") if i else (entry.name, entry.task)),
+                setting.name(["task"]),
+                f"{setting.mean:.4f}" if setting.seeds else "no result",
+                "" if low is None else f"{low:.4f} … {high:.4f}",
+                "" if i else numbers,
+            )
+    notes = [f"{entry.name}: {entry.note}" for entry in suite.entries if entry.note]
+    return Group(table, Text("\n".join(["", suite.source, *notes])))
 
 
 def build_numbers_table(numbers: "Numbers") -> Table:

@@ -201,6 +201,36 @@ def test_what_has_not_run_has_no_page(tmp_path):
     assert "page:" not in answer.stdout
 
 
+def test_a_suite_is_shown_beside_its_numbers(tmp_path):
+    words = "sweep --suite mad --d-model 8 --max-steps 2 --test-rows 8 --seeds 1 --workers 1"
+    answer = invoke(words, "--only", "task=memorization", "--out", tmp_path)
+    assert answer.exit_code == 0, answer.output
+    found = " ".join(answer.stdout.split())
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [
+        "task=memorization,seed=0"
+    ]
+    assert "memorization memorize all runs 0." in found
+    assert "0.852" in found
+    assert "compression none" in found
+    assert "the lab's models have none" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sweep", "name a task, a .toml file, or a --suite"),
+        ("sweep --suite mad --seq-len 8", "seq_len: is set by the suite mad"),
+        ("sweep --suite mad --grid n_pairs=2", "n_pairs: is set by the suite mad"),
+        ("sweep --suite mad --lengths 8", "--lengths: is set by the suite mad"),
+        ("sweep --suite mqar", "'mqar' is not one of 'mad', 'cogscale', 'kimi', 'zoology'"),
+    ],
+)
+def test_what_a_suite_does_not_take_is_said(words, said):
+    answer = invoke(words)
+    assert answer.exit_code == 2
+    assert said in " ".join(answer.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks import next_byte
+from tasks import shortcuts
 from tasks.base import accuracy
 from tasks.next_byte import CONTEXT, Bytes
 from tests.statistics import assert_uniform
@@ -63,7 +63,7 @@ def test_offsets_go_beyond_31_bits(tmp_path: Path):
     ("rule", "order"), [("unigram", 0), ("bigram", 1), ("five bytes", CONTEXT)]
 )
 def test_tables_are_what_was_most_frequent(tale: str, monkeypatch, rule: str, order: int):
-    monkeypatch.setattr(next_byte, "TABLE_BYTES", 2**12)
+    monkeypatch.setattr(shortcuts, "CONTEXT_TOKENS", 2**12)
     task = Bytes(path=tale, seq_len=2**8)
     train, batch = task.batch(size=2**4), task.batch(split="test", size=2)
     seen: dict[bytes, Counter[int]] = {}

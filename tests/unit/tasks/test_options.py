@@ -34,6 +34,9 @@ DEFAULTS: dict[str, tuple[dict[str, Any], float]] = {
     "palindrome": ({"seq_len": 256, "vocab_size": 64}, 1 / 63),
     "sort": ({"seq_len": 128, "vocab_size": 64}, 1 / 63),
     "brackets": ({"seq_len": 128, "n_kinds": 8, "max_depth": 8, "p_gap": 0.5}, 1 / 8),
+    "grammar": ({"seq_len": 256, "depth": 4, "n_symbols": 3, "grammar": 0}, 1 / 4),
+    "capo": ({"seq_len": 256, "n_people": 1024, "n_names": 64, "n_attributes": 6}, 1 / 128),
+    "addition": ({"seq_len": 62, "shortest": None, "base": 10, "p_chain": 0.5}, 1 / 10),
 }
 """Options at their defaults and the chance level."""
 
@@ -77,6 +80,7 @@ def test_defaults(name: str):
             "gap",
         ),
         ("regression", {}, {"x": 40, "y": 40, "padding": 0}, "x"),
+        ("capo", {}, {"name": 51, "cue": 102, "value": 102, "padding": 1}, "cue"),
     ],
 )
 def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
@@ -111,6 +115,13 @@ def test_what_is_not_used_is_zero(name: str):
         ("palindrome", {}, {0: "|", 63: "63"}),
         ("sort", {}, {0: "|", 63: "63"}),
         ("brackets", {"ask": "depth"}, {0: "?", 1: "(", 8: ">", 9: "(4", 16: ")7", 17: "d0"}),
+        ("grammar", {}, {0: "|", 1: "a", 3: "c"}),
+        (
+            "capo",
+            {"n_people": 99, "n_names": 8, "n_attributes": 2, "n_values": 4, "n_wordings": 3},
+            {0: "_", 1: "f0", 16: "m7", 24: "l7", 25: "a0.0", 30: "a1.2", 31: "v0.0", 38: "v1.3"},
+        ),
+        ("addition", {}, {9: "9", 10: "+", 11: "=", 12: "_"}),
         ("bytes", {}, {97: "a", 126: "~", 10: "⏎", 9: "⇥", 32: "␣", 0: "x00", 233: "xe9"}),
     ],
 )
@@ -135,6 +146,15 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("brackets", {"seq_len": 14}, r"max_depth=8: must be in 2 … 7 \(seq_len / 2\)"),
     ("brackets", {"p_gap": 1.5}, r"p_gap=1\.5: must be in 0 … 1"),
     ("brackets", {"ask": "height"}, "ask='height': must be one of kind, depth"),
+    ("addition", {"seq_len": 4}, r"seq_len=4: must be in 5 … 1048576 \(two numbers of a digit"),
+    ("addition", {"shortest": 21}, r"shortest=21: must be in 1 … 20 \(\(seq_len − 2\) / 3\)"),
+    ("addition", {"base": 1}, "base=1: must be in 2 … 1024"),
+    ("addition", {"p_chain": 1.5}, r"p_chain=1\.5: must be in 0 … 1"),
+    (
+        "addition",
+        {"order": "backwards"},
+        "order='backwards': must be one of reversed, plain, sum-r",
+    ),
     ("bytes", {"seq_len": 0}, r"seq_len=0: must be in 1 … 1048576"),
     ("bytes", {"test_share": 0.95}, r"test_share=0\.95: must be in 0\.001 … 0\.9"),
     ("bytes", {"test_share": float("nan")}, r"test_share=nan: must be in"),
@@ -147,6 +167,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         r"path=.*short, \d+ of its \d+ bytes are train, must be ≥ seq_len \+ 1 = 100001",
     ),
     ("bytes", {"path": __file__, "seq_len": 2_000}, r"path=.* bytes are test, must be ≥"),
+    ("capo", {"seq_len": 14}, r"seq_len=14: must be in 15 … 1048576 \(a biography's tokens\)"),
+    ("capo", {"n_people": 16}, r"n_people=16: must be in 17 … 262144 \(those in a row; n_names³\)"),
+    ("capo", {"n_names": 8}, r"n_people=1024: must be in 17 … 512 "),
+    ("capo", {"n_values": 1}, "n_values=1: must be in 2 …"),
     ("compositional", {"seq_len": 23}, r"seq_len=23: must be in 24 … .*a grid of 2 × 2"),
     ("compositional", {"n_pairs": 49}, r"n_pairs=49: must be in 4 … 42 \(seq_len / 6\)"),
     ("compositional", {"n_pairs": (4, 35)}, r"n_pairs=35: must be a square, 25 and 36 are near"),
@@ -174,6 +198,18 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("fuzzy", {"n_pairs": 22}, r"=22: must be in 1 … 21 \(seq_len / \(2·max_key_len \+ 2·max_v"),
     ("fuzzy", {"vocab_size": 32}, r"n_pairs=16: must be in 1 … 15 .*vocab_size / 2 − 1"),
     ("fuzzy", {"max_key_len": (1, 6)}, r"n_pairs=16: must be in 1 … 14"),
+    ("grammar", {"n_symbols": 27}, "n_symbols=27: must be in 2 … 26"),
+    ("grammar", {"min_rules": 5}, r"min_rules=5: must be in 1 … 4 \(max_rules\)"),
+    (
+        "grammar",
+        {"max_rules": 13},
+        r"max_rules=13: .* 3 symbols may have 39 rules, must be ≤ 36, the right-hand sides of 2 ",
+    ),
+    (
+        "grammar",
+        {"depth": 8},
+        "depth=8: sentences have at least 256 tokens, so none ends in a row, must be < seq_len=256",
+    ),
     ("hops", {"hops": 6}, r"hops=6: must be in 1 … 5"),
     ("hops", {"seq_len": 16}, r"seq_len=16: must be in 17 … .*hops \+ 2 pairs and slots"),
     ("hops", {"n_pairs": 3}, r"n_pairs=3: must be in 4 … 63 \(hops \+ 2; \(seq_len − 1\) / 4\)"),
