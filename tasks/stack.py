@@ -58,7 +58,11 @@ class Stack(Task):
     separates: ClassVar[str] = "tracking many states"
     grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_stacks")
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset({"seq_len": 48, "n_stacks": 2, "vocab_size": 32}, "LOG.md"),
+        "small": Preset(
+            {"seq_len": 48, "n_stacks": 2, "vocab_size": 32},
+            "solved in 180 CPU seconds; attention is right about .92 after 320",
+            stack="gdn+M*2",
+        ),
         "published": Preset(
             {"seq_len": 1024, "n_stacks": 64}, "Kimi Linear (arXiv 2510.26692), § 5.1"
         ),
