@@ -77,5 +77,5 @@ def test_shortcuts_score_what_they_say(options, latest, oldest, one, last):
 
 
 def test_shorter_rows_have_fewer_stacks():
-    assert Stack(seq_len=1024, n_stacks=64).resize(32).n_stacks == 2
-    assert Stack(n_stacks=1).resize(64).n_stacks == 1
+    assert Stack(seq_len=1024, n_stacks=64).resize(32).options["n_stacks"] == 2
+    assert Stack(n_stacks=1).resize(64).options["n_stacks"] == 1
