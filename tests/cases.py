@@ -156,6 +156,7 @@ MIXERS = [
     Case("hyena", lambda: Hyena(8, filter_len=16, filter_width=6)),
     Case("hyena bands", lambda: move(Hyena(8, filter_len=16, filter_width=4, n_bands=3))),
     Case("mamba3", lambda: Mamba3(8, 2, chunk_len=4)),
+    Case("mamba3 of three", lambda: move(Mamba3(8, 2, d_state=4, mimo_rank=3, chunk_len=4))),
     Case("mamba3 unrotated", lambda: move(Mamba3(8, d_state=3, rotated=0.0, norm=True))),
     Case("deltanet", lambda: DeltaNet(8, 2)),
     Case("deltanet negative", lambda: move(DeltaNet(8, d_state=4, negative=True, conv_width=0))),

@@ -56,7 +56,7 @@ def draw_problem(
         problem["erase"] = 0.25 * beta * F.normalize(normal(*times, groups, n), dim=-1)
         problem["match_before_decay"] = correction == "before decay"
     if own:
-        problem["own"] = normal(b, t, heads)
+        problem["own"] = normal(*times, heads)
     problem["initial_state"] = normal(b, heads, n, p)
     return problem
 
@@ -67,7 +67,7 @@ def list_options() -> list[dict[str, Any]]:
         {"decay": decay, "correction": correction, "writes": writes, "own": own}
         for decay in DECAYS
         for correction in CORRECTIONS
-        for writes, own in ((None, False), (None, True), (1, False), (3, False))
+        for writes, own in ((None, False), (None, True), (1, False), (3, False), (3, True))
     ]
 
 

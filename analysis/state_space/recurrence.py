@@ -241,7 +241,7 @@ class FamilyRecurrence(StateRecurrence):
         module = mixer.module
         assert isinstance(module, Recurrence)
         terms = module.list_terms(mixer.x)
-        reads = run_with_cache(module, mixer.x, ["hook_z"])[1]["hook_z"][:, :, : module.n_heads]
+        reads = run_with_cache(module, mixer.x, ["hook_z"])[1]["hook_z"][:, :, : terms.q.shape[2]]
         log_decay = terms.log_decay
         if log_decay is None:
             log_decay = torch.zeros_like(terms.q[..., 0])
@@ -275,7 +275,7 @@ class FamilyRecurrence(StateRecurrence):
             if self.n_writes > 1:
                 yield rows, matrix.unflatten(0, (self.n_writes, -1)).norm(dim=0)
             else:
-                yield rows, matrix[: module.n_heads]
+                yield rows, matrix[: self.n_heads]
 
     def singular_values(self, split: int) -> Float[Tensor, "b h k"]:
         """Return the singular values of M̃[i ≥ split, j < split], with a column for each write."""

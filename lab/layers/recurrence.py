@@ -113,7 +113,7 @@ class Terms(NamedTuple):
     log_decay: Decay | None = None
     match: Float[Tensor, "b t *r h n"] | None = None
     erase: Float[Tensor, "b t *r h n"] | None = None
-    own: Float[Tensor, "b t h"] | None = None
+    own: Float[Tensor, "b t *r h"] | None = None
     log_floor: Float[Tensor, "b t h"] | None = None
     skip: Float[Tensor, "b t h"] | None = None
     scales: Float[Tensor, "b t h l"] | None = None
@@ -215,7 +215,7 @@ class Recurrence(Mixer):
         self.position, self.rope_base = chosen["position"], chosen["rope_base"]
         self.gate, self.chunk_len = chosen["gate"], chosen["chunk_len"]
 
-        self.widths = [n_heads * n, self.n_writes * n_heads * n, self.n_writes * width]
+        self.widths = self.list_widths(n, width)
         if self.per_channel:
             self.widths[:2] = [0, 0]
         for name, out in zip(("q_proj", "k_proj", "v_proj"), self.widths, strict=True):
@@ -245,6 +245,10 @@ class Recurrence(Mixer):
     def list_defaults(cls) -> Shared:
         """Return the shared options that it has where none are given."""
         return {**DEFAULTS, **cls.usual}
+
+    def list_widths(self, n: int, width: int) -> list[int]:
+        """Return the widths of q, k and v, for n channels of a key and a width of all values."""
+        return [self.n_heads * n, self.n_writes * self.n_heads * n, self.n_writes * width]
 
     def prepare(
         self,
@@ -396,11 +400,16 @@ class Recurrence(Mixer):
 
     def matrix(
         self, x: Float[Tensor, "b s d"], rows: slice | None = None
-    ) -> Float[Tensor, "b h t s"]:
-        """Return the matrix, or some of its rows; quadratic, for analysis."""
+    ) -> Float[Tensor, "b rh t s"]:
+        """Return the matrix, or some of its rows; quadratic, for analysis.
+
+        With several writes a token, there is one for each write of each head.
+        """
         terms = self._compute(x)[0]
         read: Any = {"match_before_decay": self.match_before_decay, "own": terms.own}
         M = delta_matrix(terms.q, terms.k, *terms[3:6], rows=rows, **read)
+        if M.ndim == 5:
+            M = rearrange(M, "b h t s r -> b (r h) t s")
         if terms.skip is not None:
             M = M + terms.skip.mT.diag_embed()[:, :, slice(None) if rows is None else rows]
         if not self.normalised:
@@ -531,7 +540,8 @@ class Recurrence(Mixer):
             states = torch.cat([before[:, None], states[:, :-1]], 1)
         z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), terms.q.to(states))
         if terms.own is not None:
-            z = z + terms.own[..., None] * terms.v
+            own = terms.own[..., None] * terms.v
+            z = z + (own.sum(2) if own.ndim == 5 else own)
         return z, last
 
     def _divide(self, z: Float[Tensor, "b t h s"], terms: Terms) -> Float[Tensor, "b t h _"]:

@@ -62,7 +62,7 @@ def delta(
     chunk_len: int = CHUNK_LEN,
     *,
     match_before_decay: bool = False,
-    own: Float[Tensor, "b q h"] | None = None,
+    own: Float[Tensor, "b q *r h"] | None = None,
     at: Int[Tensor, "b q"] | None = None,
 ) -> tuple[Float[Tensor, "b q h p"], Float[Tensor, "b h n p"]]:
     """Return what is read, in v's dtype, and the state after the last token, in fp32 at least.
@@ -93,12 +93,13 @@ def delta(
         chunk_len: most writes of a chunk, rounded down to a power of two; any value gives the same
             result.
         match_before_decay: m reads the state before it decays: diag(exp g_t) − e_t m_tᵀ.
-        own: where it is given, tokens read S_{t−1}ᵀ q_t + own_t v_t instead of S_tᵀ q_t.
+        own: where it is given, tokens read S_{t−1}ᵀ q_t + own_t v_t instead of S_tᵀ q_t, summed
+            over r.
         at: the positions that q reads at, each at most once in a row; None for all tokens.
 
     Raises:
-        ValueError: for shapes that do not fit, an erase without a match, `own` with several
-            writes a token, positions outside the row or given twice, or chunk_len < 1.
+        ValueError: for shapes that do not fit, an erase without a match, positions outside the row
+            or given twice, or chunk_len < 1.
     """
     if chunk_len < 1:
         raise ValueError(f"chunk_len={chunk_len} must be at least 1")
@@ -122,7 +123,7 @@ def delta_loop(
     initial_state: Float[Tensor, "b h n p"] | None = None,
     *,
     match_before_decay: bool = False,
-    own: Float[Tensor, "b q h"] | None = None,
+    own: Float[Tensor, "b q *r h"] | None = None,
     at: Int[Tensor, "b q"] | None = None,
 ) -> tuple[Float[Tensor, "b q h p"], Float[Tensor, "b h n p"]]:
     """Return what `delta` does, token by token: the definition itself, in v's dtype."""
@@ -146,7 +147,7 @@ def delta_step(
     state: Float[Tensor, "b h n p"],
     *,
     match_before_decay: bool = False,
-    own: Float[Tensor, "b h"] | None = None,
+    own: Float[Tensor, "b *r h"] | None = None,
 ) -> tuple[Float[Tensor, "b h p"], Float[Tensor, "b h n p"]]:
     """Return what one token reads, in v's dtype, and the state after it: decoding.
 
@@ -164,7 +165,7 @@ def delta_step(
         state = _update(state, match_before_decay, decay if i == 0 else None, *now)
     y = (q[..., None, :] @ (state if own is None else read))[..., 0, :]
     if own is not None:
-        y = y + _read_own_write(own, None, v)
+        y = y + _read_own_write(own[:, None], None, v[:, None])[:, 0]
     return y.to(v.dtype), state
 
 
@@ -178,7 +179,7 @@ def delta_matrix(
     rows: slice | None = None,
     *,
     match_before_decay: bool = False,
-    own: Float[Tensor, "b t h"] | None = None,
+    own: Float[Tensor, "b t *r h"] | None = None,
     n_heads: int | None = None,
 ) -> Float[Tensor, "b h _ s *r"]:
     """Return M of o = M v, from a zero state: as `delta` with one chunk, quadratic in t.
@@ -284,16 +285,17 @@ def _spread(q, k, v, log_decay, match, erase, match_before_decay, own, at, state
     if log_decay is not None:
         log_decay = log_decay.to(high).reshape(*log_decay.shape[:3], 1, -1)
         log_decay = _pad(_pad(log_decay.transpose(2, 3), 0, m - 1).flatten(1, 2), null, 0)
-    reads = None if at is None else at * m + m - 1
+    first = 0 if null else m - 1
+    reads = None if at is None else at * m + first
     if reads is not None:
         index = reads[..., None, None].expand(-1, -1, *q.shape[2:])
         q = torch.zeros_like(k).scatter(1, index, q)
     elif null:
-        reads = torch.arange(q.shape[1], device=q.device).expand(len(q), -1)
-        q = _pad(q, 0, 1)
+        reads = m * torch.arange(q.shape[1], device=q.device).expand(len(q), -1)
+        q = _pad(_pad(q[:, :, None], 0, m - 1).flatten(1, 2), 0, 1)
     else:
         q = _pad(q[:, :, None], m - 1, 0).flatten(1, 2)
-    return _Spread(q, k, v, log_decay, match, erase, match_before_decay, state, reads, m - 1, m)
+    return _Spread(q, k, v, log_decay, match, erase, match_before_decay, state, reads, first, m)
 
 
 def _check(at, state, own, q, k, v, log_decay, match, erase) -> None:
@@ -303,8 +305,6 @@ def _check(at, state, own, q, k, v, log_decay, match, erase) -> None:
         raise ValueError("k has t=0 tokens, must have at least 1")
     if erase is not None and match is None:
         raise ValueError("erase needs a match: what is taken away is what the state holds there")
-    if own is not None and several:
-        raise ValueError(f"own needs one write a token, k has r={several[0]}")
     for name, z in {"q": q, "k": k, "match": match, "erase": erase}.items():
         if z is not None and (z.shape[-2] < 1 or h % z.shape[-2]):
             raise ValueError(f"{name} has g={z.shape[-2]} groups, must divide v's h={h} heads")
@@ -317,7 +317,7 @@ def _check(at, state, own, q, k, v, log_decay, match, erase) -> None:
             for name, z in {"match": match, "erase": erase}.items()
             if z is not None
         },
-        "own [b q h]": (own, (rows, reads, h)),
+        "own [b q h]": (own, (rows, reads, *several, h)),
         "at [b q]": (at, (rows, reads)),
         "initial_state [b h n p]": (state, (rows, h, n, p)),
     }
@@ -554,6 +554,9 @@ def _take(y: Float[Tensor, "b t h p"], at: Int[Tensor, "b q"]) -> Float[Tensor, 
 
 
 def _read_own_write(own, at, v):
-    """Return what tokens read of their own values."""
+    """Return what tokens read of their own values [b t *r h p], of all writes together."""
     high = promote(v)
-    return own.to(high)[..., None] * (v if at is None else _take(v, at)).to(high)
+    if at is not None:
+        v = v.take_along_dim(at.view(*at.shape, *[1] * (v.ndim - 2)), 1)
+    read = own.to(high)[..., None] * v.to(high)
+    return read.sum(2) if v.ndim == 5 else read

@@ -23,7 +23,7 @@ def problems(draw, dtype: torch.dtype = torch.float64, min_t: int = 1) -> Proble
         decay=draw(st.sampled_from(DECAYS)),
         correction=draw(st.sampled_from(CORRECTIONS)),
         writes=writes,
-        own=writes is None and draw(st.booleans()),
+        own=draw(st.booleans()),
         groups=draw(st.sampled_from([1, heads])),
         heads=heads,
         seed=draw(st.integers(0, 2**32)),

@@ -64,12 +64,6 @@ class GatedDeltaProduct(GatedDeltaNet):
         keys, values, match = written
         return terms._replace(k=keys, v=values, match=match)
 
-    def matrix(
-        self, x: Float[Tensor, "b s d"], rows: slice | None = None
-    ) -> Float[Tensor, "b mh t s"]:
-        """Return the matrix of each write, or some of its rows; quadratic, for analysis."""
-        return rearrange(super().matrix(x, rows), "b h t s m -> b (m h) t s")
-
     def project(
         self, x: Float[Tensor, "b t d"], z: Float[Tensor, "b heads t p"]
     ) -> Float[Tensor, "b t d"]:
