@@ -1,11 +1,14 @@
 """What the comparisons with public modules share."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import pytest
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -18,14 +21,75 @@ ROUNDINGS = 64
 """Behind each number stand sums of tens of terms, whose roundings mostly cancel."""
 
 
-SHAPES = range(50)
-"""Seeds of `draw_shape`."""
+class Shape(NamedTuple):
+    """What a comparison of mixers is made for.
+
+    Attributes:
+        seed: of which options may be made, too.
+        b: batch.
+        h: heads.
+        t: tokens.
+        p: width of a head.
+        dtype: of weights and input.
+    """
+
+    seed: int
+    b: int
+    h: int
+    t: int
+    p: int
+    dtype: torch.dtype
+
+    @property
+    def d(self) -> int:
+        """Width of the mixer."""
+        return self.h * self.p
+
+    def heads(self, z: Tensor) -> Tensor:
+        """Split channels into heads."""
+        return rearrange(z, "b t (h n) -> b t h n", h=self.h)
+
+    def draw(self, module: M) -> M:
+        """Draw all parameters of a module, in this precision."""
+        return draw_parameters(module, self.dtype)
 
 
-def draw_shape(seed: int) -> tuple[int, int, int, int]:
-    """Return batch, heads, tokens and width of a head, drawn from a seed."""
+def draw_shape(seed: int, dtype: torch.dtype, least: int = 1, multiple: int = 1) -> Shape:
+    """Draw a shape from a seed, whose heads are a multiple of a width, and at least one."""
     draw = random.Random(seed)
-    return draw.randint(1, 3), draw.randint(1, 4), draw.randint(2, 40), draw.randint(1, 8)
+    b, h, t = draw.randint(1, 3), draw.randint(1, 4), draw.randint(2, 40)
+    return Shape(seed, b, h, t, multiple * (least - 1 + draw.randint(1, 8)), dtype)
+
+
+class Comparison(NamedTuple):
+    """A mixer of ours, and how its reference computes the same.
+
+    Attributes:
+        ours: the mixer.
+        weights: of theirs, by the names of ours.
+        theirs: the module whose parameters those are; ours, where the reference has none.
+        run: the reference, as a function of x.
+    """
+
+    ours: nn.Module
+    weights: Mapping[str, Tensor]
+    theirs: nn.Module
+    run: Callable[[Tensor], Tensor]
+
+
+def compare_with(ours: nn.Module, run: Callable[[Tensor], Tensor]) -> Comparison:
+    """Return a comparison with a formula of our own weights."""
+    return Comparison(ours, dict(ours.named_parameters()), ours, run)
+
+
+@contextmanager
+def keep_precision() -> Iterator[None]:
+    """Let a reference that casts to fp32 compute in fp64."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("float32", "float"):
+            patch.setattr(torch, name, torch.float64)
+        patch.setattr(Tensor, "float", Tensor.double)
+        yield
 
 
 def modules(family: str) -> ModuleType:
@@ -60,6 +124,8 @@ def assert_agree(
     run: Callable[[Tensor], Tensor],
     x: Tensor,
     roundings: float = ROUNDINGS,
+    *,
+    together: bool = False,
 ) -> None:
     """Hold our module, on their weights, against `run`: values, and all of their gradients.
 
@@ -70,6 +136,8 @@ def assert_agree(
         run: calls theirs.
         x: the input; gradients to it are compared too.
         roundings: bound on the deviation, in units of x's precision.
+        together: whether gradients deviate relative to the largest of them all, since one that is
+            a small sum of large terms, such as a bias's, is known to their rounding alone.
     """
     missing = {name for name, _ in ours.named_parameters()} - set(weights)
     assert not missing, f"no weights for {missing}"
@@ -79,8 +147,9 @@ def assert_agree(
     weight = draw_normal(*results[0].shape, dtype=x.dtype, seed=1)
     gradients = [torch.autograd.grad((y * weight).sum(), list(inputs.values())) for y in results]
     far = {"y": deviation(*results)}
+    largest = max(z.abs().max() for z in gradients[1])
     for name, a, b in zip(inputs, *gradients, strict=True):
-        far[name] = deviation(a, b)
+        far[name] = deviation(a, b) * (b.abs().max() / largest).item() ** together
     tolerance = roundings * torch.finfo(x.dtype).eps / 2
     far = {name: value for name, value in far.items() if not value <= tolerance}
     assert not far, f"deviate by more than {tolerance:.1e}: {far}"

@@ -35,7 +35,8 @@ class RGLRU(Recurrence):
 
     Source: De et al. 2024 (2402.19427), eqs. 1–4 and § 2.3; Λ starts so that the fastest decay
         of each channel is drawn from [.9, .999].
-    Departs: linear maps beside the gates' have no bias.
+    Departs: linear maps beside the gates' have no bias; eq. 4 holds for the first token, too, which
+        their code and transformers' write without √(1 − a²).
     """
 
     usual = Shared(d_state=1, norm=False)

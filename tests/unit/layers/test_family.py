@@ -7,6 +7,7 @@ import torch
 
 from lab.layers.family.comba import Comba
 from lab.layers.family.deltaproduct import GatedDeltaProduct
+from lab.layers.family.distance import ALiBi, ForgettingAttention
 from lab.layers.family.gla import GatedLinearAttention
 from lab.layers.family.hgrn2 import HGRN2
 from lab.layers.family.hyena import Hyena
@@ -19,9 +20,11 @@ from lab.layers.family.retnet import Retention
 from lab.layers.family.rglru import RGLRU
 from lab.layers.family.rwkv6 import RWKV6
 from lab.layers.family.rwkv7 import RWKV7
+from lab.layers.family.sliding_window import SlidingWindowAttention
 from lab.layers.family.ttt import TTTLinear
 from lab.layers.recurrence import shift
 from tests.normal import draw_normal
+from tests.parity.compare import draw_parameters
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,7 @@ from tests.normal import draw_normal
         (RGLRU, {"d_inner": 9}, "d_inner=9 must be a positive multiple of n_heads=2"),
         (TTTLinear, {"batch_len": 0}, "batch_len=0 must be at least 1"),
         (MLSTM, {"gate_cap": float("nan")}, "gate_cap=nan must be positive"),
+        (Mamba3, {"mimo_rank": 0}, "mimo_rank=0 must be at least 1"),
         (Mamba3, {"rotated": 1.5}, r"rotated=1.5 must be in \[0, 1\]"),
         (Mamba3, {"conv_width": 4}, "conv_width=4 must be 0: Mamba-3 has none"),
         (Mamba3, {"position": "rope"}, "position='rope' must be 'none'"),
@@ -131,3 +135,21 @@ def test_states_that_are_watched_are_those_that_are_read(cls: type):
     handle.remove()
     layer.hook_state.register_forward_hook(lambda module, args, out: 0 * out)
     assert not torch.allclose(layer(x), expected)
+
+
+@pytest.mark.parametrize("cls", [ALiBi, ForgettingAttention])
+@torch.no_grad()
+def test_long_rows_are_exact_in_fp32(cls):
+    """Scores here fall by hundreds along the row, of which fp32 holds five decimals."""
+    mixer = draw_parameters(cls(8, 2))
+    x = draw_normal(1, 1300, 8, dtype=torch.float64)
+    exact = mixer(x)
+    single = mixer.float()(x.float())
+    assert (single - exact).abs().max() < 3e-6 * exact.abs().max()
+
+
+@torch.no_grad()
+def test_sliding_window_keeps_no_more_than_it_reads():
+    mixer = SlidingWindowAttention(8, 2, window=4)
+    _, state = mixer.prefill(draw_normal(2, 20, 8, dtype=torch.float32))
+    assert state.k.shape[2] == state.v.shape[2] == 4
