@@ -1,6 +1,7 @@
 """Control the precision of a computation, whatever autocast would choose."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -17,9 +18,10 @@ def promote(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def disable_autocast(x: Tensor) -> torch.autocast:
+def disable_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which products on x's device keep their operands' dtypes."""
-    return torch.autocast(x.device.type, enabled=False)
+    # The meta device, on which shapes alone are computed, has no autocast.
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def keep_dtypes(function: Callable[P, R]) -> Callable[P, R]:

@@ -28,7 +28,8 @@ class Retention(Recurrence):
 
     def __init__(self, d_model: int, n_heads: int = 1, **shared: Unpack[Shared]):
         super().__init__(d_model, n_heads, **shared)
-        gamma = 1 - torch.arange(-5.0, -5.0 - n_heads, -1.0, dtype=torch.double).exp2()
+        halvings = torch.arange(-5.0, -5.0 - n_heads, -1.0, dtype=torch.double, device="cpu")
+        gamma = 1 - halvings.exp2()
         self.rates = gamma.log().tolist()
 
     def decide(
