@@ -27,6 +27,15 @@ class MatrixMixer(Protocol):
 
 
 @runtime_checkable
+class StateCounter(Protocol):
+    """A mixer or model that knows the size of its state."""
+
+    def state_bytes(self, length: int, /) -> int:
+        """Return the bytes that it keeps of one row after `length` tokens."""
+        ...
+
+
+@runtime_checkable
 class State(Protocol):
     """The state of a mixer: a NamedTuple of tensors whose first axis is the batch."""
 

@@ -17,7 +17,7 @@ from lab.bench import BENCHMARKS, ON_GPU
 from lab.cli.command import takes
 from lab.cli.messages import refuse, report_failures, report_usage_errors
 from lab.files import check_output
-from tasks.bounds import check_choice, option
+from tasks.bounds import MAX_SEQ_LEN, check_choice, check_range, option
 
 TESTS = Path(__file__).parents[2] / "tests" / "property"
 FAILED = 1
@@ -107,6 +107,7 @@ class ModelOptions:
     n_heads: int | None = option(None, "Number of heads of every mixer.")
     n_layers: int | None = option(None, "Number of blocks, for an architecture.")
     vocab_size: int | None = option(None, "Rows of the embedding table.")
+    seq_len: int = option(2048, "Tokens of the row whose state in decoding is measured.")
     model: str | None = option(
         None, "MODULE:CLASS of your own mixer; the letter U of the stack stands for it."
     )
@@ -119,7 +120,7 @@ class ModelOptions:
 
 @takes(ModelOptions, json="Print one JSON object.")
 def model(options: ModelOptions, as_json: bool) -> None:
-    """Show a model's blocks and its total and active parameters, next to the paper's numbers.
+    """Show a model's blocks, parameters and state in decoding, next to the paper's numbers.
 
     No weights are allocated. An architecture is shown at the paper's 320M unless you give a size.
     """
@@ -131,6 +132,7 @@ def model(options: ModelOptions, as_json: bool) -> None:
     sizes = ("d_model", "n_heads", "n_layers", "vocab_size")
     chosen = {size: value for size in sizes if (value := getattr(options, size)) is not None}
     with report_usage_errors():
+        check_range("seq_len", options.seq_len, 1, MAX_SEQ_LEN)
         if figure is not None and figure.suffix.lower() != ".html":
             raise ValueError(f"figure={figure}: must end in .html")
         if figure is not None:
@@ -138,7 +140,7 @@ def model(options: ModelOptions, as_json: bool) -> None:
         built, paper_size = build_on_meta(
             name, options.size, chosen, parse_assignments(options.options), options.model
         )
-    found = dissect(built)
+    found = dissect(built, options.seq_len)
     own = bool(options.options) or options.vocab_size is not None
     compared = compare_with_paper(name, paper_size, found.total, own) if paper_size else None
     if as_json:

@@ -96,6 +96,14 @@ class OpenedBlock(Block):
         """
         raise ValueError("a block of an opened model runs only as part of its model")
 
+    def state_bytes(self, length: int) -> int:
+        """Refuse: the model has one cache for all its layers.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("an opened model has one cache, which is counted whole")
+
     def _enter(self, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if args:
             return (self.hook_resid_pre(args[0]), *args[1:]), kwargs
@@ -263,6 +271,21 @@ class OpenedModel(LanguageModel):
         """Return `forward_embeddings` of one further token a row, and the state after it."""
         y, state = self.prefill_embeddings(x[:, None], state)
         return y[:, 0], state
+
+    @torch.no_grad()
+    def state_bytes(self, length: int) -> int:
+        """Return the bytes of the model's own cache for one row after `length` tokens.
+
+        Raises:
+            ValueError: for a length below 1.
+        """
+        if length < 1:
+            raise ValueError(f"{length=} must be at least 1")
+        weight = self.embed.weight
+        _, state = self.prefill_embeddings(weight.new_zeros(1, length, weight.shape[1]))
+        (carried,) = state.blocks
+        assert isinstance(carried, Carried)
+        return sum(tensor.nbytes for tensor in carried.tensors)
 
     def __repr__(self) -> str:
         """Return a line for the model, and one for blocks of the same kind; `foreign` has all."""

@@ -47,10 +47,12 @@ class Mixer(nn.Module, ABC):
     """A sequence mixer, [b t d] → [b t d], and what it offers: nothing more, unless it says so.
 
     A subclass overrides the attributes of what it offers. Those that end in `_hook` or `_hooks`
-    name hook points of the mixer, such as "hook_pattern". Two abilities are methods:
+    name hook points of the mixer, such as "hook_pattern". Three abilities are methods:
 
         matrix, values, project   one matrix per head (`MatrixMixer`)
         start, prefill, step      going on from a state (`lab.abilities.Decoder`)
+        state_bytes               the state's size, if it is not what `prefill` returns
+                                  (`lab.abilities.StateCounter`)
 
     A module of any other class is adapted where a block gets it (`adapt`): it offers what it has
     of the same name.

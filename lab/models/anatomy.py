@@ -1,11 +1,12 @@
-"""The parts of a model: its blocks, what repeats, and how many parameters each part has."""
+"""The parts of a model: blocks, what repeats, parameters of each part, and the mixers' states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import nn
 
+from lab.abilities import StateCounter
 from lab.models.language_model import LanguageModel
 
 HEADS = {"RMS": "RMSNorm and head", "LN": "LayerNorm and head", None: "Head"}
@@ -23,6 +24,35 @@ class Sparse(Protocol):
 
 
 @dataclass(frozen=True)
+class StateSize:
+    """How much of one row decoding keeps.
+
+    Attributes:
+        tokens: of the row, all read.
+        bytes: of all tensors that it keeps, in the model's own precision; None if not known.
+        unknown: why it is not known; "" if it is.
+    """
+
+    tokens: int
+    bytes: int | None
+    unknown: str = ""
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        if self.bytes is None:
+            return f"not known: {self.unknown}"
+        return f"{self.bytes:,} bytes at {self.tokens:,} tokens"
+
+
+def measure_state(counter: StateCounter, tokens: int) -> StateSize:
+    """Return how much of a row of so many tokens a model or a block keeps."""
+    try:
+        return StateSize(tokens, counter.state_bytes(tokens))
+    except ValueError as error:
+        return StateSize(tokens, None, str(error))
+
+
+@dataclass(frozen=True)
 class Part:
     """A layer, or a table.
 
@@ -31,12 +61,14 @@ class Part:
         note: its sizes and options, from the layer's `extra_repr`.
         parameters: how many it has.
         active: how many of them one token uses.
+        state: what a mixer keeps of a row; None for other parts, and where it was not asked for.
     """
 
     name: str
     note: str
     parameters: int
     active: int
+    state: StateSize | None = None
 
 
 @dataclass(frozen=True)
@@ -64,12 +96,14 @@ class Anatomy:
         unit: the shortest sequence of blocks that, repeated, makes the stack.
         times: how often the unit is repeated.
         head: the last norm, and the linear head unless it is the embedding table.
+        state: what all mixers together keep of a row; None where it was not asked for.
     """
 
     embedding: Part
     unit: tuple[Repeat, ...]
     times: int
     head: Part
+    state: StateSize | None = None
 
     @property
     def parts(self) -> list[Part]:
@@ -89,16 +123,23 @@ class Anatomy:
         return sum(part.active for part in self.parts)
 
 
-def dissect(model: LanguageModel) -> Anatomy:
-    """Return the parts of a model, which may be on the meta device."""
-    pairs = []
-    for block in model.list_blocks():
-        pairs.append(
-            Pair(
-                _describe_part(block.mixer, block.norm_mixer),
-                _describe_part(block.mlp, block.norm_mlp),
-            )
+def dissect(model: LanguageModel, tokens: int | None = None) -> Anatomy:
+    """Return the parts of a model, which may be on the meta device.
+
+    Args:
+        model: the model.
+        tokens: of a row whose state is measured; None: it is not.
+    """
+    pairs = [
+        Pair(
+            _describe_part(block.mixer, block.norm_mixer),
+            _describe_part(block.mlp, block.norm_mlp),
         )
+        for block in model.list_blocks()
+    ]
+    state = None
+    if tokens is not None:
+        pairs, state = _measure_states(model, pairs, tokens)
     unit = pairs[: _find_period(pairs)]
     rows, width = model.cfg.d_vocab, model.cfg.d_model
     tied = model.head.weight is model.embed.weight
@@ -120,7 +161,31 @@ def dissect(model: LanguageModel) -> Anatomy:
             norm + read,
             norm + read,
         ),
+        state=state,
     )
+
+
+def _measure_states(
+    model: LanguageModel, pairs: Sequence[Pair], tokens: int
+) -> tuple[list[Pair], StateSize]:
+    """Return the blocks with their mixers' states, and the state of the whole.
+
+    Mixers of the lab that are alike are measured once; a user's may differ in what it does not say.
+    """
+    measured: dict[Part, StateSize] = {}
+    found: list[Pair] = []
+    for block, pair in zip(model.list_blocks(), pairs, strict=True):
+        if pair.mixer is not None:
+            size = measured.get(pair.mixer) or measure_state(block, tokens)
+            if type(block.mixer).__module__.startswith("lab."):
+                measured[pair.mixer] = size
+            pair = replace(pair, mixer=replace(pair.mixer, state=size))
+        found.append(pair)
+    sizes = [pair.mixer.state.bytes for pair in found if pair.mixer and pair.mixer.state]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):  # the model knows why, or counts one cache of all its layers
+        return found, measure_state(model, tokens)
+    return found, StateSize(tokens, sum(known))
 
 
 def _describe_part(layer: nn.Module | None, norm: nn.Module | None) -> Part | None:

@@ -1,10 +1,14 @@
 """One block of a stack: a sequence mixer and a state transform around the residual stream."""
 
+from copy import deepcopy
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lab.abilities import StateCounter
+from lab.files import describe_error
 from lab.hooks import HookPoint
 from lab.layers.mixer import Mixer, adapt, take_positions
 from lab.layers.norm import HookedRMSNorm
@@ -103,6 +107,50 @@ class Block(nn.Module):
             y, state = self._decoder().step(self.norm_mixer(x)[:, 0], state)
             x = self._add_mixed(x, y[:, None])
         return self._transform(x), state
+
+    def state_bytes(self, length: int) -> int:
+        """Return the bytes that the mixer keeps of one row after `length` tokens; 0 without one.
+
+        A mixer may give the number (`lab.abilities.StateCounter`). Of any other, a copy reads a row
+        of zeros, and all tensors of its state count but the row's position.
+
+        Raises:
+            ValueError: for a length below 1, and where the number is not known: the mixer has
+                neither `state_bytes` nor start, prefill and step, or they raise.
+        """
+        if length < 1:
+            raise ValueError(f"{length=} must be at least 1")
+        if self.mixer is None:
+            return 0
+        name = type(self.mixer).__name__
+        if not isinstance(self.mixer, StateCounter | Decoder):
+            raise ValueError(f"{name} has neither state_bytes nor start, prefill and step")
+        try:
+            found = self._count_state(length)
+        except Exception as error:  # the user's code may raise anything
+            raise ValueError(f"{name} raised {describe_error(error)}") from error
+        if not isinstance(found, int) or found < 0:
+            raise ValueError(f"{name}.state_bytes({length}) is {found!r}, must be an integer ≥ 0")
+        return found
+
+    @torch.no_grad()
+    def _count_state(self, length: int) -> int:
+        from lab.laws.adapters import list_tensors
+
+        if isinstance(self.mixer, StateCounter):
+            return self.mixer.state_bytes(length)
+        assert self.norm_mixer is not None
+        x = self.norm_mixer.weight.new_zeros(1, length, self.norm_mixer.weight.shape[0])
+        mixer: Any = deepcopy(self.mixer)
+        mixer.eval()
+        if x.is_meta and not type(mixer).__module__.startswith("lab."):
+            # The lab's own compute shapes alone there; others may look at values.
+            mixer, x = mixer.to_empty(device="cpu"), torch.zeros(x.shape, dtype=x.dtype)
+            for held in (*mixer.parameters(), *mixer.buffers()):
+                held.zero_()
+        _, state = mixer.prefill(x, mixer.start(1))
+        position = getattr(state, "position", None)
+        return sum(part.nbytes for part in list_tensors(state) if part is not position)
 
     def _add_mixed(
         self, x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]

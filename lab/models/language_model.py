@@ -309,6 +309,14 @@ class LanguageModel(nn.Module):
             found.append(block)
         return found
 
+    def state_bytes(self, length: int) -> int:
+        """Return the bytes that decoding keeps of one row after `length` tokens, in all blocks.
+
+        Raises:
+            ValueError: where it is not known (`lab.models.block.Block.state_bytes`).
+        """
+        return sum(block.state_bytes(length) for block in self.list_blocks())
+
     @property
     def W_U(self) -> Float[Tensor, "d v"]:  # noqa: N802
         """The head as a matrix: its weight, or what an adapter around it makes of unit vectors.

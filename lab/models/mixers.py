@@ -8,9 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
-import torch
-from torch import Tensor
-
 from lab.layers.attention import Attention
 from lab.layers.family.based import Based
 from lab.layers.family.comba import Comba
@@ -39,7 +36,7 @@ from lab.layers.family.ttt import TTTLinear
 from lab.layers.inner_function import InnerFunctionAttention
 from lab.layers.mixer import Mixer
 from lab.layers.ssd import SSD
-from lab.layers.state import Decoder, State
+from lab.models.block import Block
 
 TOKENS = 256, 512
 """Lengths of the two rows of which a mixer's state is measured."""
@@ -140,22 +137,11 @@ def summarize_mixers(
         yield MixerSummary(name, kind.letter, kind.says, kind.source, fixed, token, options)
 
 
-@torch.no_grad()
 def measure_state(mixer: Mixer, d_model: int) -> tuple[int, int]:
     """Return the bytes of a mixer's state for one row: those always there, and those a token."""
-    assert isinstance(mixer, Decoder)
-    short, long = (
-        _count_bytes(mixer.prefill(torch.zeros(1, t, d_model), mixer.start(1))[1]) for t in TOKENS
-    )
+    short, long = map(Block(d_model, mixer, None).state_bytes, TOKENS)
     token = (long - short) // (TOKENS[1] - TOKENS[0])
     return long - token * TOKENS[1], token
-
-
-def _count_bytes(state: State) -> int:
-    """Count the bytes of a state beside its position."""
-    assert isinstance(state, tuple)
-    held = [part for part in state if isinstance(part, Tensor) and part is not state.position]
-    return sum(part.nbytes for part in held)
 
 
 def list_options(cls: type) -> dict[str, dict[str, Any]]:

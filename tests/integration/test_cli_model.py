@@ -23,6 +23,7 @@ def test_an_architecture_is_shown_at_the_papers_size(name):
     assert result.exit_code == 0, result.output
     assert "active for a token" in result.output
     assert "the paper's 320M" in result.output
+    assert re.search(r"state of a row: [\d,]+ bytes at 2,048 tokens", result.output)
 
 
 def test_a_mixer_of_ones_own_is_shown():
@@ -30,6 +31,7 @@ def test_a_mixer_of_ones_own_is_shown():
     found = json.loads(lab("model", "UM AM", *own).stdout)
     assert found["unit"][0]["pair"]["mixer"]["name"] == "Shift"
     assert found["unit"][0]["pair"]["mixer"]["parameters"] == 16 * 16 + 16  # and its norm
+    assert "Shift has neither state_bytes nor" in found["state"]["unknown"]
 
 
 def test_the_larger_size_as_json_with_a_figure(tmp_path):
@@ -56,12 +58,16 @@ def test_a_stack_takes_sizes_and_options():
             "10",
             "--option",
             "M.d_ff=4",
+            "--seq-len",
+            "64",
             "--json",
         )
     )
     assert result.exit_code == 0, result.output
     per_block = 4 * 16 * 16 + 2 * 16 * 4 + 2 * 16
-    assert json.loads(result.stdout)["total"] == 10 * 16 + 2 * per_block + 16
+    found = json.loads(result.stdout)
+    assert found["total"] == 10 * 16 + 2 * per_block + 16
+    assert found["state"] == {"tokens": 64, "bytes": 64 * 2 * 2 * 16 * 4, "unknown": ""}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,7 @@ def test_a_stack_takes_sizes_and_options():
         (["cheems", "--size", "320M", "--d-model", "64"], "sets d_model too"),
         (["AM", "--size", "320M"], "applies only to a named architecture"),
         (["AM", "--n-layers", "3"], "n_layers=3"),
+        (["AM", "--seq-len", "0"], "seq_len=0: must be in 1 … 1048576"),
         (["cheems", "--n-layers", "0"], "n_layers=0"),
         (["cheems", "--n-layers", "100000"], "n_layers=100000 must be in 1 … 1000"),
         (["cheems", "--vocab-size", "0"], "vocab_size=0: must be ≥ 1"),

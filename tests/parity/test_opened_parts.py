@@ -241,6 +241,18 @@ def test_sizes_are_those_of_the_layers(name: str, d_head: int | None, d_mlp: int
     assert (cfg.d_head, cfg.d_mlp) == (d_head, d_mlp)
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    # In fp64: keys and values, two heads of four in Llama; inputs and states of 32 channels.
+    [("llama", 2 * 7 * 2 * 8 * 8), ("gpt2", 2 * 7 * 2 * 16 * 8), ("mamba", 2 * 32 * (4 + 4) * 8)],
+)
+def test_the_state_of_a_row_is_the_models_own_cache(name: str, size: int):
+    _, opened = pair(name)
+    assert opened.state_bytes(7) == size
+    found = dissect(opened, 7)
+    assert str(found.state) == f"{size:,} bytes at 7 tokens"
+
+
 def test_heads_may_be_wider_than_their_share():
     transformers = load("transformers")
     config = transformers.LlamaConfig(**SIZES, **HEADS, head_dim=8)

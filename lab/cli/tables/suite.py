@@ -140,7 +140,10 @@ def build_anatomy_table(found: "Anatomy") -> Table:
         table.add_column(name, justify="right", no_wrap=True)
 
     def add(where: str, part: "Part") -> None:
-        table.add_row(where, part.name, part.note, f"{part.parameters:,}", f"{part.active:,}")
+        note = part.note
+        if part.state is not None and part.state.bytes is not None:
+            note = f"{note}; state {part.state.bytes:,} bytes".removeprefix("; ")
+        table.add_row(where, part.name, note, f"{part.parameters:,}", f"{part.active:,}")
 
     add("", found.embedding)
     first = 0
@@ -161,7 +164,10 @@ def build_anatomy_table(found: "Anatomy") -> Table:
 
 def describe_totals(found: "Anatomy", compared: "SizeComparison | None") -> str:
     """Describe a model's totals, beside the paper's where it has one."""
-    line = f"total {found.total:,} parameters, {found.active:,} of them active for a token"
+    line = (
+        f"total {found.total:,} parameters, {found.active:,} of them active for a token\n"
+        f"state of a row: {found.state}"
+    )
     if compared is None:
         return line
     return f"{line}\nthe paper's {compared.size}: {compared.difference:+.2%}; {compared.because}"
