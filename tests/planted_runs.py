@@ -60,7 +60,14 @@ def make_result(**fields: Any) -> dict[str, Any]:
     none = ("signal", "interval", "perplexity", "rows_per_second", "set_by_hand", "diagnosis")
     made = {"task": "mqar", "model": "AM", "accuracy": 0.5, "loss": 1.0, "steps": 4, "rows": 16}
     where = {"device": "cpu", "machine": "a machine", "precision": "fp32"}
-    sizes = {"seconds": 1.0, "cpu_seconds": 1.0, "parameters": 1, "seq_len": 16, "stages": []}
+    sizes = {
+        "seconds": 1.0,
+        "cpu_seconds": 1.0,
+        "parameters": 1,
+        "state_bytes": 1,
+        "seq_len": 16,
+        "stages": [],
+    }
     return {**dict.fromkeys(none), **made, **where, **sizes, "baselines": {}, **fields}
 
 

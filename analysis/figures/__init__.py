@@ -7,7 +7,7 @@ their titles and legends, and hover texts with names and units.
 
 from analysis.figures.axes import Axis
 from analysis.figures.bars import Bars, bars
-from analysis.figures.curves import Curves, Line, curves
+from analysis.figures.curves import Curves, Line, curves, offer_views
 from analysis.figures.heads import draw_heads, make_head_lines, name_heads
 from analysis.figures.heat import Colors, Map, heat
 from analysis.figures.pairs import Dots, Pairs, pairs
@@ -27,5 +27,6 @@ __all__ = [
     "heat",
     "make_head_lines",
     "name_heads",
+    "offer_views",
     "pairs",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
@@ -96,6 +96,21 @@ def curves(panels: Sequence[Curves], x: Axis, *, across: int = 1) -> go.Figure:
         values = [v for one in (panels if alike else [panel]) for v in _list_values(one)]
         canvas.finish(axis, panel.y, i, (shown, values), own=own)
     return canvas.fig
+
+
+def offer_views(views: Mapping[str, go.Figure]) -> go.Figure:
+    """Return the first of some figures; pages let their reader choose among them by name.
+
+    Args:
+        views: figures of one panel each, with the same traces; their horizontal axes may differ.
+    """
+    first, meta = next(iter(views.values())), []
+    for name, figure in views.items():
+        traces: Any = figure.data
+        axis = {"xaxis": figure.layout["xaxis"].to_plotly_json()}
+        data = [trace.to_plotly_json() for trace in traces]
+        meta.append({"name": name, "data": data, "layout": axis})
+    return first.update_layout(meta={"views": meta}) if len(views) > 1 else first
 
 
 def _list_values(panel: Curves) -> list[float]:

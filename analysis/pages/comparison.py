@@ -1,4 +1,4 @@
-"""Compare runs on one page: accuracy, mechanism, matrices on the same row, parameters, speed."""
+"""Compare runs on one page: accuracy, mechanism, matrices on the same row, sizes, speed."""
 
 import hashlib
 import json
@@ -34,6 +34,7 @@ from analysis.run.dynamics import Onsets
 from analysis.sweeps.seeds import SeedSummary, summarize_seeds
 from analysis.words import count_decimals, percent
 from lab.files import MOST_PAGE, RunError, explain_write_errors, read, write
+from lab.models.anatomy import StateSize, measure_state
 from lab.sweeps.table import tabulate_runs
 from lab.training.catalog import name_choices
 from lab.training.records import find_ending, name_ending
@@ -51,6 +52,7 @@ class RunColumn:
         name: its folder's name, with as many parent folders as it takes to tell runs apart.
         differs: the fields of its configuration that differ from the first run's by choice.
         stopped: how it ended, a key of `find_ending`.
+        state_size: what decoding keeps of a row of the task's length.
         mechanism: how it recalls, in a few words; None where that does not apply.
         test_rows: how many test rows `accuracy` is of.
         held_out_steps: steps at which validation rows of the length trained at were evaluated.
@@ -71,6 +73,7 @@ class RunColumn:
     seconds: float | None
     rows_per_second: float | None
     parameters: int
+    state_size: StateSize
     mechanism: str | None
     test_rows: int
     held_out_steps: Int[np.ndarray, " m"] = figure_only()
@@ -262,6 +265,7 @@ def summarize_run(subject: Subject, name: str, first: Run) -> RunColumn:
         seconds=result.get("seconds"),
         rows_per_second=result.get("rows_per_second"),
         parameters=subject.model.parameter_count(),
+        state_size=measure_state(subject.model, full),
         mechanism=labels[0] if labels else None,
         test_rows=run.train.test_rows,
         held_out_steps=evaluated.steps,
@@ -417,7 +421,7 @@ def _tabulate(runs: Sequence[RunColumn], measure: str) -> Table:
     decimals = count_decimals(shares)
     columns = "run", "model", "differs in", measure, "95 %", "recalls by", "steps", "seconds"
     return Table(
-        (*columns, "rows/s", "parameters", "ended"),
+        (*columns, "rows/s", "parameters", "state of a row", "ended"),
         tuple(
             (
                 run.name,
@@ -430,6 +434,7 @@ def _tabulate(runs: Sequence[RunColumn], measure: str) -> Table:
                 _format(run.seconds),
                 _format(run.rows_per_second),
                 f"{run.parameters:,}",
+                str(run.state_size),
                 name_ending(run.stopped),
             )
             for run in runs

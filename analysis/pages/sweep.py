@@ -8,14 +8,18 @@ from analysis.sweeps.results import SweepResults
 from analysis.words import count_decimals, percent
 from lab.files import explain_write_errors, write
 
-COLUMNS = "setting", "mean accuracy", "95 %", "seeds", "solved", "steps", "seconds", "parameters"
+COLUMNS = (
+    *("setting", "mean accuracy", "95 %", "seeds", "solved", "steps", "seconds", "parameters"),
+    "state bytes",
+)
 
 
 def render(results: SweepResults, name: str, question: str = "") -> str:
     """Return the page as HTML; all text from users is escaped."""
     how = (
         "Each at the learning rate that is best on validation rows. Intervals are over seeds, and "
-        "over rows where those are wider."
+        "over rows where those are wider. State bytes are what decoding keeps of one row after its "
+        "last token, where every mixer tells."
     )
     errors = [f"{error}: {'; '.join(runs)}" for error, runs in results.errors.items()]
     parts = [
@@ -27,16 +31,15 @@ def render(results: SweepResults, name: str, question: str = "") -> str:
 
 
 def _tabulate(results: SweepResults) -> Table:
-    """Return accuracy, steps, time and size of each setting; – for what no run has."""
+    """Return accuracy, steps, time and sizes of each setting; – for what no run has."""
     shares = [share for s in results.settings for share in (*s.accuracies, *s.interval)]
     decimals = count_decimals(share for share in shares if share == share)
     rows = []
     for setting in results.settings:
         count, without = len(setting.seeds), setting.unended
         if not count:
-            rows.append((setting.name(), "–", "–", f"none of {without} has a result", *"––––"))
+            rows.append((setting.name(), "–", "–", f"none of {without} has a result", *"–––––"))
             continue
-        size = setting.parameters
         rows.append(
             (
                 setting.name(),
@@ -46,7 +49,10 @@ def _tabulate(results: SweepResults) -> Table:
                 f"{sum(setting.solved)} of {count}",
                 f"{sum(setting.steps) / count:,.0f}",
                 f"{sum(setting.seconds) / count:,.0f}",
-                "–" if size is None else f"{size:,}",
+                *(
+                    "–" if n is None else f"{n:,}"
+                    for n in (setting.parameters, setting.state_bytes)
+                ),
             )
         )
     return Table(COLUMNS, tuple(rows))

@@ -53,7 +53,7 @@ class StackAnatomy(Anatomy, Finding):
     @classmethod
     def of(cls, found: Anatomy) -> "StackAnatomy":
         """Return an anatomy as a finding."""
-        return cls(found.embedding, found.unit, found.times, found.head)
+        return cls(found.embedding, found.unit, found.times, found.head, found.state)
 
     title = "The stack, from tokens to logits"
     reading = (
@@ -64,17 +64,18 @@ class StackAnatomy(Anatomy, Finding):
 
     @property
     def says(self) -> str:
-        """How large the model is, and which layers hold most of its parameters."""
+        """How large the model is, where most of it is, and what decoding keeps of a row."""
         blocks = sum(run.times for run in self.unit) * self.times
         sizes: Counter[str] = Counter()
         for part in self.parts:
             sizes[part.name] += part.parameters
         [(largest, size)] = sizes.most_common(1)
         count = f"{abbreviate(self.total)} parameters, of which a token uses "
-        return (
+        said = (
             f"Blocks: {blocks}; {count}{abbreviate(self.active)}; {100 * size / self.total:.0f} % "
             f"of all are in {largest}."
         )
+        return said if self.state is None else f"{said} State of a row in decoding: {self.state}."
 
     def figure(self) -> go.Figure:
         """Draw the layers as boxes along the residual stream, from the bottom up."""
@@ -121,11 +122,11 @@ class StackAnatomy(Anatomy, Finding):
 
 def measure(subject: Subject) -> list[StackAnatomy]:
     """Take the subject's model apart."""
-    return [StackAnatomy.of(dissect(subject.model))]
+    return [StackAnatomy.of(dissect(subject.model, subject.task.seq_len))]
 
 
 def abbreviate(count: int) -> str:
-    """Return a count of parameters as text: 812, 41.5 k, 7.08 M, 1.30 B."""
+    """Return a count of parameters or bytes as text: 812, 41.5 k, 7.08 M, 1.30 B."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -140,6 +141,8 @@ def _add_box(fig: go.Figure, left: float, low: float, part: Part) -> None:
     held = f"{abbreviate(part.parameters)} parameters"
     if part.active < part.parameters:
         held += f", {abbreviate(part.active)} active"
+    if part.state is not None and part.state.bytes is not None:
+        held += f", {abbreviate(part.state.bytes)} bytes of state"
     note = textwrap.wrap(part.note, width=NOTE, max_lines=1, placeholder=" …")
     lines = [f"<b>{html.escape(part.name)}</b>", *map(html.escape, note), held]
     _add_label(fig, (LEFT + RIGHT) / 2, low + BOX / 2, "<br>".join(lines))

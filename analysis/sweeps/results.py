@@ -10,7 +10,7 @@ import polars as pl
 from jaxtyping import Float
 
 from analysis.base import Finding, NotApplicableError, Table
-from analysis.figures import Axis, Curves, Line, curves
+from analysis.figures import Axis, Curves, Line, curves, offer_views
 from analysis.figures.theme import MUTED
 from analysis.statistics.comparisons import estimate_curve, estimate_median
 from analysis.sweeps import capacity
@@ -322,55 +322,102 @@ def measure_solving(table: pl.DataFrame) -> Sequence[SolvingCurves]:
     return [SolvingCurves(tuple(found))]
 
 
+COSTS: dict[str, Callable[[SettingResult], float | None]] = {
+    "seconds of training": lambda setting: setting.cost,
+    "bytes of state": lambda setting: setting.state_bytes,
+    "parameters": lambda setting: setting.parameters,
+}
+"""What a setting costs, None where it is not known. The first is always drawn, and others where
+they differ."""
+
+
 @dataclass(frozen=True)
 class AccuracyCosts(Finding):
-    """Accuracy against seconds of training, a point for each setting."""
+    """Accuracy against seconds of training, bytes of state and parameters."""
 
     settings: tuple[SettingResult, ...]
     title = "Accuracy by cost"
     reading = (
-        "Across: mean seconds of training of a run, without evaluations, as measured beside "
-        "whatever else the machine did; up: mean test accuracy with its 95 % interval. The "
-        "line joins the settings that are the most accurate at their cost."
+        "Across, as the menu says: mean seconds of training of a run, without evaluations, as "
+        "measured beside whatever else the machine did; the bytes that decoding keeps of one row "
+        "after its last token; or parameters. Up: mean test accuracy with its 95 % interval. The "
+        "line joins the settings that are the most accurate at their cost, which ✓ marks in the "
+        "table."
     )
 
     @property
-    def frontier(self) -> list[SettingResult]:
-        """The settings than which none is both cheaper and as accurate, cheapest first."""
+    def costs(self) -> list[str]:
+        """The costs by which settings are compared, of `COSTS`."""
+        first, *others = COSTS
+        values = {name: {COSTS[name](s) for s in self.settings} - {None} for name in others}
+        return [first, *(name for name in others if len(values[name]) > 1)]
+
+    def find_frontier(self, cost: str) -> list[SettingResult]:
+        """Return the settings than which none is both cheaper and as accurate, cheapest first."""
         found: list[SettingResult] = []
-        for setting in sorted(self.settings, key=lambda s: (s.cost, -s.mean)):
+        for setting in sorted(self._list_known(cost), key=lambda s: (COSTS[cost](s), -s.mean)):
             if not found or setting.mean > found[-1].mean:
                 found.append(setting)
         return found
 
+    def _list_known(self, cost: str) -> list[SettingResult]:
+        return [setting for setting in self.settings if COSTS[cost](setting) is not None]
+
     @property
     def says(self) -> str:
-        """How many settings are the most accurate at their cost, and the best of them."""
-        best = self.frontier[-1]
+        """How many settings are the most accurate at each cost, and the best of them."""
+        first, *others = (
+            f"{len(self.find_frontier(cost))} of {len(self._list_known(cost))}"
+            for cost in self.costs
+        )
+        best = self.find_frontier(self.costs[0])[-1]
+        more = [f" By {cost}: {count}." for cost, count in zip(self.costs[1:], others, strict=True)]
         return (
-            f"Settings that are the most accurate at their cost: {len(self.frontier)} of "
-            f"{len(self.settings)}; the highest mean, {percent(best.mean)}, takes {best.cost:,.0f} "
-            f"s ({best.name([RATE])})."
+            f"Settings that are the most accurate at their cost: {first}; the highest mean, "
+            f"{percent(best.mean)}, takes {best.cost:,.0f} s ({best.name([RATE])}).{''.join(more)}"
         )
 
     def numbers(self) -> Table:
-        """Return the settings that are the most accurate at their cost, cheapest first."""
+        """Return the settings that are the most accurate at a cost, least seconds first."""
+        frontiers = {cost: self.find_frontier(cost) for cost in self.costs}
+        shown = [s for s in self.settings if any(s in found for found in frontiers.values())]
         rows = [
-            (s.name([RATE]), f"{s.cost:,.1f}", percent(s.mean), str(len(s.seeds)))
-            for s in self.frontier
+            (
+                s.name([RATE]),
+                percent(s.mean),
+                *(_format_cost(COSTS[c](s)) + " ✓" * (s in best) for c, best in frontiers.items()),
+            )
+            for s in sorted(shown, key=lambda s: s.cost)
         ]
-        return Table(("setting", "seconds", "mean accuracy", "seeds"), tuple(rows))
+        return Table(("setting", "mean accuracy", *self.costs), tuple(rows))
 
     def figure(self) -> go.Figure:
         """Draw a point for each setting, and the line of the most accurate."""
-        cost, mean = np.array([(s.cost, s.mean) for s in self.frontier]).T
-        lines = [Line("most accurate at its cost", cost, mean, look=-1)]
-        for i, s in enumerate(self.settings):
-            at, ends = np.array([s.cost]), np.array([s.interval])
-            name, size = s.name([RATE]), f"{s.parameters or 0:,} parameters"
-            note = [name if s.parameters is None else f"{name}, {size}"]
-            lines.append(Line(name, at, np.array([s.mean]), ends, "points", i, note))
-        return curves([Curves(lines, ACCURACY)], Axis("seconds of training", scale="log"))
+        return offer_views({f"against {cost}": self._draw(cost) for cost in self.costs})
+
+    def _draw(self, cost: str) -> go.Figure:
+        def place(settings: Sequence[SettingResult]) -> tuple[np.ndarray, np.ndarray]:
+            costs = np.array([COSTS[cost](s) for s in settings], np.float64)
+            return costs, np.array([s.mean for s in settings])
+
+        lines = [Line("most accurate at its cost", *place(self.find_frontier(cost)), look=-1)]
+        known = self._list_known(cost)
+        for i, name in enumerate(dict.fromkeys(map(_name_family, self.settings))):
+            alike = [s for s in known if _name_family(s) == name]
+            ends = np.array([s.interval for s in alike]).reshape(-1, 2)
+            notes = [s.name([RATE]) for s in alike]
+            lines.append(Line(name, *place(alike), ends, "points", i, notes))
+        return curves([Curves(lines, ACCURACY)], Axis(cost, scale="log"))
+
+
+def _name_family(setting: SettingResult) -> str:
+    """Return what is text among a setting's factors, such as its stack; all of them if none is."""
+    texts = {name: value for name, value in setting.factors.items() if isinstance(value, str)}
+    return name_values(texts) if texts else setting.name([RATE])
+
+
+def _format_cost(cost: float | None) -> str:
+    return "–" if cost is None else f"{cost:,.1f}" if isinstance(cost, float) else f"{cost:,}"
 
 
 def measure_costs(table: pl.DataFrame) -> Sequence[AccuracyCosts]:

@@ -28,6 +28,7 @@ class SettingResult:
         rows: the interval of each over other rows, if all runs have one.
         steps: of each run until it was solved, or all.
         parameters: of the model; None if unknown.
+        state_bytes: what decoding keeps of one row; None if unknown.
         unended: runs that have no accuracy: diverged, failed or not run.
         diverged: how many of them diverged.
     """
@@ -40,6 +41,7 @@ class SettingResult:
     solved: tuple[bool, ...]
     seconds: tuple[float, ...]
     parameters: int | None
+    state_bytes: int | None
     unended: int = 0
     diverged: int = 0
 
@@ -125,6 +127,7 @@ def _collect(factors: Mapping[str, Any], rows: pl.DataFrame) -> SettingResult:
         solved=tuple(known["solved"].fill_null(False)),
         seconds=tuple(known["seconds"].fill_null(0.0)),
         parameters=next(iter(known["parameters"].drop_nulls()), None),
+        state_bytes=next(iter(known["state_bytes"].drop_nulls()), None),
         unended=len(rows) - len(known),
         diverged=rows.filter(pl.col("status") == "diverged").height,
     )

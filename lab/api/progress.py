@@ -84,6 +84,7 @@ class TrainingDisplay:
         )
         for line in describe_user_mixers(run.model):
             write(line)
+        write(f"state of a row: {plan.state_size}")
         write(f"on {plan.device} in {describe_choice(plan)}")
         write(f"run folder: {run.path}", soft_wrap=True)
         if plan.certified:

@@ -47,7 +47,7 @@ def analyze(options: AnalyzeOptions, as_json: bool) -> None:
 
 @takes(CompareOptions, json="Print one JSON object.")
 def compare(options: CompareOptions, as_json: bool) -> None:
-    """Compare runs on one page: accuracy, mechanism, matrices, parameters, speed.
+    """Compare runs on one page: accuracy, mechanism, matrices, parameters, state, speed.
 
     Runs that differ in nothing but the seed are summarized, with intervals over seeds.
     """

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lab.files import RunError, explain_write_errors, read_end, read_json, write_json
+from lab.models.anatomy import measure_state
 from lab.models.evaluation import evaluate
 from lab.sweeps.sweep import Cell
 from lab.training.records import LengthsFile, SpentFile, find_ending, validate
@@ -32,7 +33,8 @@ LAST_BYTES = 4_096
 VALIDATION_SHARE = 4
 """Test rows per validation row: validation rows only choose among settings."""
 Entry = dict[str, Any]
-"""seq_len, step of the weights, test and validation accuracy, interval of the former over rows."""
+"""seq_len, step of the weights, test and validation accuracy, interval of the former over rows,
+bytes of state that a row of this length takes."""
 
 
 def open_run(out: Path, cell: Cell) -> Run | None:
@@ -139,6 +141,7 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> None:
         if entry["test"] is None:
             test = _evaluate(run, model, length, "test", rows)
             entry |= {"test": test["accuracy"], "interval": test["interval"]}
+            entry["state_bytes"] = measure_state(model, length).bytes
         fewer = max(1, rows // VALIDATION_SHARE)
         entry["validation"] = _evaluate(run, model, length, "validation", fewer)["accuracy"]
         found[length] = entry
@@ -184,6 +187,7 @@ def read_records(run: Run) -> Entry | None:
         "step": result["steps"],
         "test": result["accuracy"],
         "interval": result.get("interval"),
+        "state_bytes": result.get("state_bytes"),
         "validation": stages[-1].accuracy if at_full else None,
     }
 

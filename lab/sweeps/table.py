@@ -36,6 +36,7 @@ MEASURED = {
     "rows": pl.Int64,
     "seconds": pl.Float64,
     "parameters": pl.Int64,
+    "state_bytes": pl.Int64,
     "settings": pl.String,
     "error": pl.String,
 }
@@ -45,7 +46,8 @@ MEASURED = {
 so, `steps`, `rows` and `seconds` count training up to that evaluation, including shorter rows. If
 not, they count all training, after which the run is censored. They are empty for a cell that was
 not run. `accuracy` is on test rows of this length, `low` and `high` are the ends of its 95 %
-interval over other rows, and `validation` is on validation rows. `settings` is
+interval over other rows, and `validation` is on validation rows. `state_bytes` is what decoding
+keeps of a row of this length, empty where a mixer does not tell. `settings` is
 `Run.settings`, by which `EarlierResults` finds the rows of the same settings.
 """
 
@@ -119,6 +121,7 @@ def _measure(run: Run, evaluated: Mapping[int, Entry]) -> dict[int, Row]:
             "validation": at.get("validation"),
             "rows": count_training_rows(run, upto),
             "seconds": sum(row["seconds"] for row in upto),
+            "state_bytes": at.get("state_bytes"),
             **of_run,
         }
     return measured

@@ -23,6 +23,7 @@ from lab.machine import (
     explain_lack_of_memory,
     use_threads,
 )
+from lab.models.anatomy import StateSize, measure_state
 from lab.models.evaluation import evaluate, score
 from lab.models.user_mixer import check_mixers
 from lab.suite.audit import audit
@@ -53,6 +54,7 @@ class Plan:
         best: the precision and the threads that it computes with, and their measured times.
         others: what else was measured, the fastest first.
         parameters: how many numbers the model holds.
+        state_size: what decoding keeps of a row of the task's own length.
         first_step: steps already taken by an earlier part of this run.
         seq_lens: row lengths still to be trained at, shortest first.
         certified: what the laws say about the layers, in one line; "" if they were not asked.
@@ -62,6 +64,7 @@ class Plan:
     best: StepTime
     others: list[StepTime]
     parameters: int
+    state_size: StateSize
     first_step: int
     seq_lens: tuple[int, ...]
     certified: str = ""
@@ -123,12 +126,14 @@ def carry_out(
             run = run.with_precision(state.precision)
             run.write_config()
         stages = list_stages(run.task, run.train)[state.stage :]
+        size = measure_state(state.model, run.task.seq_len)
         on_plan(
             Plan(
                 device=device,
                 best=times[0],
                 others=times[1:],
                 parameters=state.model.parameter_count(),
+                state_size=size,
                 first_step=state.step,
                 seq_lens=tuple(stage.task.seq_len for stage in stages),
                 certified=certified,
@@ -138,14 +143,14 @@ def carry_out(
             with use_threads(state.threads):
                 ending = _train(run, state, runtime, counts, on_row, on_note)
         except DivergedError as error:
-            run.write_result(summarize(run, state, Ending("diverged"), device))
+            run.write_result(summarize(run, state, Ending("diverged"), device, size))
             kept = ", ".join(f"step {step}" for step in run.list_checkpoints()) or "none yet"
             raise DivergedError(
                 f"{error}; last good checkpoint: {kept}; try a lower --learning-rate"
             ) from error
         if not ending.by:
             on_note("evaluating shortcuts, and weights set by hand")
-        result = summarize(run, state, ending, device)
+        result = summarize(run, state, ending, device, size)
         run.write_result(result)
         return result
 
@@ -282,7 +287,7 @@ def try_out(run: Run, device: torch.device | None = None) -> None:
 
 
 def summarize(
-    run: Run, state: TrainingState, ending: Ending, device: torch.device
+    run: Run, state: TrainingState, ending: Ending, device: torch.device, size: StateSize
 ) -> dict[str, Any]:
     """Return the content of result.json, ready for JSON.
 
@@ -313,6 +318,7 @@ def summarize(
         "rows_per_second": state.rows / seconds if seconds else None,
         "cpu_seconds": sum(row["cpu_seconds"] for row in metrics),
         "parameters": state.model.parameter_count(),
+        "state_bytes": size.bytes,
         "seq_len": run.task.seq_len,
         "stages": [
             {

@@ -126,6 +126,7 @@ class ResultFile(TypedDict):
     rows_per_second: Amount | None
     cpu_seconds: Amount
     parameters: Count
+    state_bytes: NotRequired[Count | None]
     seq_len: Count
     stages: list[StageEntry]
     device: str
@@ -155,6 +156,7 @@ class LengthEntry(TypedDict):
     test: Share | None
     interval: Interval | None
     validation: Share | None
+    state_bytes: NotRequired[Count | None]
 
 
 @with_config(STRICT)

@@ -12,6 +12,7 @@ import lab
 from lab.api import progress
 from lab.api.settings import describe_run
 from lab.files import RunError
+from lab.models.anatomy import StateSize
 from lab.training.experiment import Plan
 from lab.training.loop import Row
 from lab.training.speed import StepTime
@@ -120,7 +121,17 @@ def test_a_notebook_has_a_bar_in_its_output(run, monkeypatch):
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
     row = Row(2, 8, 0.1, 0.5, 1e-3, 1.0, 0.1, 0.1, validation_accuracy=0.25)
     with progress.choose_progress(run.run) as bar:
-        bar.on_plan(Plan(torch.device("cpu"), StepTime("fp32", 1, 0.1), [], 1234, 0, (4, 8)))
+        bar.on_plan(
+            Plan(
+                torch.device("cpu"),
+                StepTime("fp32", 1, 0.1),
+                [],
+                1234,
+                StateSize(8, 512),
+                0,
+                (4, 8),
+            )
+        )
         bar.on_row(row)
         bar.on_row(replace(row, step=3))
         bar.on_note("evaluating")

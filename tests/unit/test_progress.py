@@ -11,6 +11,7 @@ from lab.api import progress
 from lab.api.results import format_duration
 from lab.api.settings import build_config, configure
 from lab.config import ModelConfig
+from lab.models.anatomy import StateSize
 from lab.training.experiment import Plan
 from lab.training.loop import Row
 from lab.training.run import Run
@@ -33,7 +34,9 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
     run = describe("mqar", **PAPER)
     with progress.show_progress(run) as shown:
         lengths = tuple(2**k for k in range(4, 12))
-        shown.on_plan(Plan(torch.device("cpu"), BEST, OTHERS, 623_808, 0, lengths))
+        shown.on_plan(
+            Plan(torch.device("cpu"), BEST, OTHERS, 623_808, StateSize(2048, 2_097_152), 0, lengths)
+        )
         for step in range(1, 15):
             validation = 0.123 if step == 14 else None
             row = Row(step, 2048, 12.345, 0.123, 3e-3, 1.0, 1.234, 1.234, None, validation)
@@ -47,6 +50,7 @@ def test_the_display_fits_80_columns_and_breaks_no_word(monkeypatch):
         "16 → 32 → 64 → 128 → 256 → 512 → 1,024 → 2,048 tokens,",
         "2,048 tokens  loss 12.345  accuracy 0.123  validation 0.123  1,234 ms",
         "evaluating 1,024 test rows …",
+        "state of a row: 2,097,152 bytes at 2,048 tokens",
     ):
         assert words in text, words
     sentence = " ".join(text.replace("\n", " ").split())

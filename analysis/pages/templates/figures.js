@@ -169,9 +169,9 @@ function showTip({ points, event }, meta) {
 async function unpack(figure) {
   figure.spec ??= JSON.parse(await decode(figure.packed));
   const { data, layout } = figure.spec;
+  figure.views ??= layout.meta?.views ?? [];
+  if (layout.meta) delete layout.meta.views;
   if (!layout.meta?.tokens) return;
-  figure.views ??= layout.meta.views ?? [];
-  delete layout.meta.views;
   for (const trace of data) {
     if (trace.type === "heatmap") Object.assign(trace, { hoverinfo: "none", hovertemplate: null });
   }
@@ -183,11 +183,12 @@ function listen({ place, spec }) {
   place.on("plotly_unhover", () => { tip.hidden = true; });
 }
 
-/* The traces of a view take the place of the figure's own, also in what is saved. */
+/* Traces and axes of a view take the place of the figure's own, also in what is saved. */
 async function choose(figure, i) {
   await unpack(figure);
-  const { data, ...meta } = figure.views[i];
+  const { data, layout, ...meta } = figure.views[i];
   data.forEach((part, k) => Object.assign(figure.spec.data[k], part));
+  Object.assign(figure.spec.layout, layout);
   Object.assign(figure.spec.layout.meta, meta);
   return queueDrawing().then(() => draw(figure));
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from analysis.sweeps.settings import SettingResult
 
 LINE = "{:>8}  {:>7}  {:>7}  {:>11}  {:16}  {}"
-COMPARED = "{:>8}  {:>7}  {:>7}  {:>12}  {:10}  {}"
+COMPARED = "{:>8}  {:>7}  {:>7}  {:>12}  {:>11}  {:10}  {}"
 
 
 def build_result_table(result: dict[str, Any]) -> Table:
@@ -86,10 +86,12 @@ def _cell(value: object, form: str = "") -> str:
 def build_comparison_table(runs: list[dict[str, Any]]) -> Group:
     """Return a line for each compared run, with numbers that the page of `lab compare` also has."""
     forms = {"accuracy": ".4f", "steps": ",", "rows_per_second": ",.0f", "parameters": ","}
-    header = COMPARED.format("accuracy", "steps", "rows/s", "parameters", "mechanism", "run")
+    names = ("accuracy", "steps", "rows/s", "parameters", "state bytes", "mechanism", "run")
+    header = COMPARED.format(*names)
     lines = [Text(header, "bold")]
     for run in runs:
         cells = [_cell(run[name], form) for name, form in forms.items()]
+        cells.append(_cell(run["state_size"]["bytes"], ","))
         named = f"{run['name']} ({run['model']})"
         line = COMPARED.format(*cells, _cell(run["mechanism"]), named)
         lines.append(Text(line, no_wrap=True, overflow="ignore"))
@@ -114,10 +116,11 @@ def build_seeds_table(found: "SeedSummary") -> Table:
 
 
 def build_settings_table(settings: Sequence["SettingResult"]) -> Table:
-    """Return a line for each setting: its factors, accuracy and interval, and what it took."""
+    """Return a line for each setting: its factors, accuracy and interval, its costs."""
     table = Table(box=None, title="mean test accuracy over seeds", title_justify="left")
     factors = list(settings[0].factors) if settings else []
-    for name in (*factors, "accuracy", "95 %", "seeds", "solved", "steps", "seconds"):
+    numbers = ("accuracy", "95 %", "seeds", "solved", "steps", "seconds", "state bytes")
+    for name in (*factors, *numbers):
         table.add_column(name, justify="right")
     for setting in settings:
         values = [
@@ -125,7 +128,7 @@ def build_settings_table(settings: Sequence["SettingResult"]) -> Table:
             for value in setting.factors.values()
         ]
         if not setting.seeds:
-            table.add_row(*values, "no result", "", f"0 of {setting.unended}", "", "", "")
+            table.add_row(*values, "no result", "", f"0 of {setting.unended}", *[""] * 4)
             continue
         count = len(setting.seeds)
         low, high = setting.interval
@@ -137,5 +140,6 @@ def build_settings_table(settings: Sequence["SettingResult"]) -> Table:
             f"{sum(setting.solved)} of {count}",
             f"{sum(setting.steps) / count:,.0f}",
             f"{sum(setting.seconds) / count:,.0f}",
+            _cell(setting.state_bytes, ","),
         )
     return table

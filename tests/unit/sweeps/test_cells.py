@@ -164,6 +164,7 @@ def test_trained_cells_are_skipped_and_told_apart_from_those_not_run(trained, tm
     assert (row["steps"], row["rows"], row["solved"]) == (8, 32, False)
     assert row["accuracy"] == result["accuracy"]
     assert row["parameters"] == run.build().parameter_count()
+    assert row["state_bytes"] == run.build().state_bytes(run.task.seq_len)
     assert found.row(1, named=True)["accuracy"] is None
     assert not {LENGTHS, SPENT, LOG} & {file.name for file in run.path.iterdir()}
 

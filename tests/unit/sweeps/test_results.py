@@ -13,6 +13,7 @@ from analysis.pages.sweep import render
 from analysis.sweeps.results import (
     FIGURES,
     collect_results,
+    measure_costs,
     measure_rates,
     measure_solving,
     measure_widths,
@@ -52,6 +53,7 @@ def plant(seeds: int = 3, noise: float = 0.01) -> pl.DataFrame:
                 "rows": 2000,
                 "seconds": width / 10 + 3.0 * (stack == "SM*2"),
                 "parameters": width * 1000,
+                "state_bytes": 8 * width * length if stack == "AM*2" else width * 4,
             }
         )
     kinds = {"stack": pl.String, "d_model": pl.Int64, "learning_rate": pl.Float64}
@@ -159,7 +161,7 @@ def test_the_summary_names_the_best_and_what_it_surely_beats(means, says):
     ]
     known: dict = {"status": "solved", "solved": True, "steps": 9, "seconds": 1.0, "low": None}
     table = pl.DataFrame([{**known, **row, "high": None, "validation": 0.5} for row in rows])
-    table = table.with_columns(parameters=9, error=pl.lit(None, pl.String))
+    table = table.with_columns(parameters=9, state_bytes=9, error=pl.lit(None, pl.String))
     assert collect_results(table, ["stack", "seq_len", "seed"]).summarize() == says
 
 
@@ -185,6 +187,31 @@ def test_the_window_of_learning_rates_is_that_of_the_planted_curve():
     assert attention.chosen == 0.003
     assert attention.window == (0.001, 0.003)
     assert "SM*2, d_model=128, seq_len=64 | 0.003 | 0.001 … 0.03 | no" in list_numbers(found)
+
+
+def test_accuracy_is_drawn_against_the_cost_that_a_reader_chooses():
+    (found,) = measure_costs(plant())
+    assert found.costs == ["seconds of training", "bytes of state", "parameters"]
+    assert found.says.endswith("By bytes of state: 3 of 12. By parameters: 1 of 12.")
+    names = [s.name() for s in found.find_frontier("bytes of state")]
+    assert names[0] == "SM*2, d_model=32, seq_len=64, learning_rate=0.003"
+    assert names[-1] == "AM*2, d_model=32, seq_len=64, learning_rate=0.003"
+    figure = found.figure()
+    views = {view["name"]: view for view in figure.layout["meta"]["views"]}
+    assert [*views] == [f"against {cost}" for cost in found.costs]
+    chosen = views["against bytes of state"]
+    assert chosen["layout"]["xaxis"]["title"]["text"] == "bytes of state"
+    _, *points = chosen["data"]
+    assert [trace["name"] for trace in points] == ["AM*2", "SM*2"]
+    assert {*points[0]["x"]} == {8 * w * n for w in (32, 64, 128) for n in (64, 256)}
+    assert {*points[1]["x"]} == {4 * w for w in (32, 64, 128)}
+    page = render(collect_results(plant(), FACTORS), "planted")
+    assert "<option>against bytes of state</option>" in page
+    assert page.count('data-name="state bytes">65,536') == 2
+    alike = plant().with_columns(state_bytes=pl.lit(None, pl.Int64), parameters=9)
+    (found,) = measure_costs(alike)
+    assert found.costs == ["seconds of training"]
+    assert not found.figure().layout["meta"]
 
 
 def test_survival_counts_unsolved_runs_as_censored():

@@ -7,12 +7,14 @@ import numpy as np
 
 from analysis.pages.certificate import Laws
 from analysis.pages.comparison import RunAccuracies, RunColumn, RunCurves
+from lab.models.anatomy import StateSize
 from tests.unit.analysis.case import Case
 
 
 def run(name: str, accuracy: float | None, half_right: int | None = None) -> RunColumn:
     ends = None if accuracy is None else (accuracy - 0.05, accuracy + 0.05)
-    blank: Any = ("AM", {}, "budget", accuracy, ends, 1.0, 9, 1.0, 1.0, 99, None, 64)
+    sizes = 99, StateSize(64, 4096)
+    blank: Any = ("AM", {}, "budget", accuracy, ends, 1.0, 9, 1.0, 1.0, *sizes, None, 64)
     right = np.full(2, accuracy or 0.0)
     held_out: Any = {"held_out_steps": np.array([1, 2]), "held_out": right}
     return RunColumn(name, *blank, **held_out, half_right=half_right, stages=((8, 5), (16, 4)))

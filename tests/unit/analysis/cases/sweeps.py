@@ -22,9 +22,11 @@ from lab.studies.trainability import BASELINE
 from tests.unit.analysis.case import Case
 
 
-def setting(width: int, *shares: float, seconds: float = 5.0) -> SettingResult:
+def setting(
+    width: int, *shares: float, seconds: float = 5.0, state: int | None = None
+) -> SettingResult:
     n = len(shares)
-    rest: Any = ((9,) * n, (False,) * n, (seconds,) * n, 99)
+    rest: Any = ((9,) * n, (False,) * n, (seconds,) * n, 99, state)
     return SettingResult({"d_model": width}, tuple(range(n)), shares, (), *rest)
 
 
@@ -111,6 +113,24 @@ CASES = [
         AccuracyCosts((setting(8, 0.5), setting(16, 0.9))),
         "cost: 1 of 2; the highest mean, 90.0 %, takes 5 s (d_model=16).",
         "d_model=8",
+    ),
+    Case(
+        "planted",
+        AccuracyCosts(
+            (
+                setting(8, 0.5, state=64),
+                setting(16, 0.4, seconds=9.0, state=16),
+                setting(32, 0.9, seconds=9.0, state=512),
+                setting(64, 0.3, seconds=9.0, state=512),
+            )
+        ),
+        "mean, 90.0 %, takes 9 s (d_model=32). By bytes of state: 3 of 4.",
+    ),
+    Case(
+        "boundary",
+        AccuracyCosts((setting(8, 0.5, state=64), setting(16, 0.9, state=64), setting(32, 0.9))),
+        "takes 5 s (d_model=16).",
+        "bytes of state",
     ),
     Case(
         "planted",

@@ -68,8 +68,11 @@ def test_the_page_says_what_differs_and_shows_every_layer(tmp_path):
     assert found.references["oracle"] == 1.0
     assert all(run.interval and run.interval[0] < 0.5 < run.interval[1] for run in found.runs)
     assert to_plain(found)["runs"][1]["parameters"] == runs[1].build().parameter_count()
+    attention, state = 16 * 2 * 16 * 4, 8 * 16 * 4
+    assert [run.state_size.bytes for run in found.runs] == [attention, state + attention]
     page = path.read_text()
     assert "stack=SM AM, options=S.d_state=8, seed=3" in page
+    assert "2,048 bytes at 16 tokens" in page
     assert "&lt;b&gt;a" in page
     assert "<b>a" not in page
     assert found.seeds == ()
