@@ -1,6 +1,6 @@
 """What a model answers at the scored positions of a batch; hooks on the model take effect."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,10 @@ PART_ENTRIES = 2**20
 
 @dataclass(frozen=True)
 class Scored:
-    """The scored positions of a batch, row by row, with the model's last hidden states."""
+    """The scored positions of a batch, row by row, with the model's last hidden states.
+
+    Of several right answers, `targets` has the one nearest to the model's.
+    """
 
     rows: Int[Tensor, " q"]
     positions: Int[Tensor, " q"]
@@ -78,8 +81,11 @@ def scored(model: LanguageModel, batch: Batch) -> Scored:
     # All positions, as under a hook: an intervention that changes nothing gives the same bits.
     with tell_oracle_masks(model, batch):
         hidden = model.hidden(batch.inputs)[rows, positions]
-    targets = batch.targets[rows, positions]
-    return Scored(rows, positions, targets, hidden, model.W_U.mT)
+    found = Scored(rows, positions, batch.targets[rows, positions], hidden, model.W_U.mT)
+    if not batch.several:
+        return found
+    given = batch.targets.index_put((rows, positions), found.answers)
+    return replace(found, targets=batch.find_nearest(given)[rows, positions])
 
 
 @torch.no_grad()

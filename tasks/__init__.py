@@ -30,6 +30,10 @@ _HOMES = {
     "grammar": "tasks.grammar:Grammar",
     "capo": "tasks.capo:Capo",
     "addition": "tasks.addition:Addition",
+    "depo": "tasks.depo:Depo",
+    "brevo": "tasks.brevo:Brevo",
+    "mano": "tasks.mano:Mano",
+    "joint_recall": "tasks.joint_recall:JointRecall",
 }
 
 

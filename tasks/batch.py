@@ -64,12 +64,25 @@ class Batch:
             `VectorTask` float32 [b t o], NaN elsewhere.
         roles: int64 [b t], an index into the task's `role_names`.
         links: int64 tensors that tie positions of a row together, task by task; -1 pads.
+        several: whether links["legal"] [b t a] has every right answer of each scored position, of
+            which the target is one; otherwise the target alone is right.
     """
 
     inputs: Tensor
     targets: Tensor
     roles: Tensor
     links: Mapping[str, Tensor]
+    several: bool = False
+
+    def find_nearest(self, answers: Tensor) -> Tensor:
+        """Return the right answers nearest to those given, both int64 [b t].
+
+        They are the targets; of several right answers the given one, if it is among them.
+        """
+        if not self.several:
+            return self.targets
+        legal = self.links["legal"][:, : answers.shape[1]]
+        return answers.where((answers[:, :, None] == legal).any(2), self.targets)
 
     @property
     def scored(self) -> Tensor:
@@ -87,6 +100,7 @@ class Batch:
             self.targets[rows, :seq_len],
             self.roles[rows, :seq_len],
             _map_links(self.links, lambda link: link[rows]),
+            self.several,
         )
 
     def cut(self, seq_len: int) -> "Batch":
@@ -106,6 +120,7 @@ class Batch:
             self.targets.to(device),
             self.roles.to(device),
             _map_links(self.links, lambda link: link.to(device)),
+            self.several,
         )
 
 

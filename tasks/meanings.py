@@ -27,6 +27,7 @@ MEANINGS = {
     "last two": "multiplies the last two elements only",
     "last two names": "reads only the last two parts of the person's name",
     "last value": "answers with the last value of the row",
+    "left to right": "combines the numbers in the order in which they stand",
     "majority": "answers with the more frequent bit so far",
     "most frequent content": "gives the most frequent content token every time",
     "most frequent token": "answers with the most frequent token of the row",
@@ -44,6 +45,7 @@ MEANINGS = {
     "one place back": "adds without what was carried further than from the place below",
     "one stack": "takes all stacks for one",
     "outermost bracket": "closes the outermost bracket that is open",
+    "parents only": "gives the parents of the node that was asked for, and none above them",
     "position only": "looks at the position alone, not at the tokens",
     "second key": "looks up the second key alone",
     "six tokens": "gives what most often follows the last six tokens",
@@ -52,6 +54,7 @@ MEANINGS = {
     "two tokens": "copies what first followed the same two tokens",
     "unigram": "gives the most frequent token every time",
     "unsorted": "copies the numbers as they came",
+    "whole graph": "gives any node whose parents were given, whichever node was asked for",
     "written value": "answers with a random one of the values that the key had",
 }
 """By name. Tasks share names only where the meaning is the same."""

@@ -139,7 +139,8 @@ class Mixture(Task):
                 ("roles", padding),
             )
         )
-        return Batch(inputs, targets, roles, Links(make_links, {"setting": setting[:, None]}))
+        links = Links(make_links, {"setting": setting[:, None]})
+        return Batch(inputs, targets, roles, links, batches[0].several)
 
     def _choose_settings(self, split: str, numbers: Tensor, seed: int) -> Tensor:
         """Return the index of each row's part, int64 [b]."""

@@ -108,6 +108,26 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"order": "plain", "seq_len": 31, "base": 1024, "p_chain": 0.0},
         {"order": ("reversed", "sum-reversed"), "seq_len": (11, 20), "p_chain": (0.1, 1.0)},
     ],
+    "depo": [
+        {"seq_len": 10, "n_nodes": 3, "n_queries": 1, "hops": 1, "max_name_len": 1},
+        {"seq_len": 77, "n_nodes": 7, "n_queries": 2, "hops": 9, "n_letters": 2, "max_name_len": 4},
+        {"seq_len": 60, "n_nodes": 9, "n_queries": (1, 4), "min_nodes": 3, "hops": (2, 5)},
+    ],
+    "brevo": [
+        {"seq_len": 12, "n_nodes": 3, "vocab_size": 6},
+        {"seq_len": 60, "n_nodes": 12, "min_nodes": 3, "max_degree": 2, "vocab_size": 20},
+        {"seq_len": (50, 61), "n_nodes": (5, 8), "max_degree": (1, 3)},
+    ],
+    "mano": [
+        {"seq_len": 5, "length": 1, "modulus": 2, "operators": "+"},
+        {"seq_len": 20, "length": 7, "modulus": 7, "operators": "+-*/"},
+        {"seq_len": 31, "length": (3, 13), "operators": ("+-", "+-*")},
+    ],
+    "joint_recall": [
+        {"seq_len": 21, "n_contexts": 2, "n_keys": 2, "vocab_size": 8},
+        {"seq_len": 99, "n_contexts": 4, "n_keys": 5, "vocab_size": 40},
+        {"seq_len": 80, "n_contexts": (2, 3), "n_keys": (2, 4)},
+    ],
 }
 """Beside them every task is tried at its defaults."""
 

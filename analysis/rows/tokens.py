@@ -125,10 +125,10 @@ def measure(subject: Subject) -> list[TokenRow]:
     row, chosen = _choose_row(found.rows.cpu().numpy(), wrong)
     batch = subject.batch[row : row + 1]
     seq_len = batch.inputs.shape[1]
-    inputs, targets = (part[0].cpu().numpy() for part in (batch.inputs, batch.targets))
-    here = found.rows == row
-    answers = np.full(seq_len, IGNORE)
-    answers[found.positions[here].cpu().numpy()] = found.answers[here].cpu().numpy()
+    inputs, here = batch.inputs[0].cpu().numpy(), found.rows == row
+    answers, targets = np.full((2, seq_len), IGNORE)
+    for line, tokens in ((answers, found.answers), (targets, found.targets)):
+        line[found.positions[here].cpu().numpy()] = tokens[here].cpu().numpy()
     task = subject.task.list_tasks(batch)[0]
 
     def spell(tokens: Int[np.ndarray, " t"]) -> tuple[str, ...]:

@@ -191,7 +191,8 @@ def evaluate_batch(task: Task, model: LanguageModel, batch: Batch) -> tuple[floa
             losses, found = linear_answers(hidden, weight, targets)
         answers = batch.targets.clone()
         answers[batch.scored] = found
-        right, asked = count_right(answers, batch.targets), task.count_asked(batch)
+        right = count_right(answers, batch.find_nearest(answers))
+        asked = task.count_asked(batch)
         return losses.sum(dtype=torch.float64).item(), right.cpu(), asked.cpu()
 
 

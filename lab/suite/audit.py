@@ -82,7 +82,8 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
         number += int(batch.scored.sum())
         asked = task.count_asked(batch)
         for name, predict in predictors.items():
-            right[name].add(count_right(predict(batch), batch.targets), asked)
+            answers = predict(batch)
+            right[name].add(count_right(answers, batch.find_nearest(answers)), asked)
     scores = [Score("chance", task.chance, None)]
     scores += [Score(name, of.share, of.find_interval()) for name, of in right.items()]
     *others, oracle = [score.accuracy for score in scores]

@@ -126,8 +126,9 @@ class Row:
         step: steps taken so far, this one included.
         seq_len: tokens of the task's rows in this stage of training.
         loss: mean cross-entropy of the batch at scored positions, nats, or squared error.
-        accuracy: share of the batch's scored positions with the right answer, or explained
-            variance (as in `lab.models.evaluation.Evaluation`).
+        accuracy: share of the batch's scored positions answered with the target, or explained
+            variance (as in `lab.models.evaluation.Evaluation`). Those below count every right
+            answer where there are several.
         learning_rate: of this step.
         grad_norm: Euclidean norm of the whole gradient before clipping.
         seconds: time of the step, without evaluation.

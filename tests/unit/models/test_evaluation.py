@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from analysis.scoring import scored
 from lab.bench.peak import measure_peak
 from lab.intervals import RowAmounts, RowCounts, clustered_wilson, wilson
 from lab.layers.mask import reveal_stored
@@ -13,6 +14,7 @@ from lab.models import build
 from lab.models.evaluation import evaluate, find_stored_positions, score
 from lab.ops.cross_entropy import linear_cross_entropy
 from tasks.base import IGNORE, Batch
+from tasks.brevo import Brevo
 from tasks.mqar import MQAR
 
 TASK = MQAR(seq_len=16, vocab_size=64)
@@ -41,14 +43,30 @@ def test_evaluation_is_the_accuracy_over_the_whole_split():
     language_model = model()
     found = evaluate(TASK, language_model, rows=10, rows_at_once=4, seed=0)
     batch = TASK.batch(split="test", size=10)
-    scored = batch.targets != IGNORE
-    logits = language_model(batch.inputs)[scored]
-    assert found.accuracy == (logits.argmax(-1) == batch.targets[scored]).double().mean().item()
+    asked = batch.targets != IGNORE
+    logits = language_model(batch.inputs)[asked]
+    assert found.accuracy == (logits.argmax(-1) == batch.targets[asked]).double().mean().item()
     assert found.loss == pytest.approx(
-        F.cross_entropy(logits, batch.targets[scored]).item(), rel=1e-5
+        F.cross_entropy(logits, batch.targets[asked]).item(), rel=1e-5
     )
-    assert (found.rows, found.scored) == (10, int(scored.sum()))
+    assert (found.rows, found.scored) == (10, int(asked.sum()))
     assert found.interval[0] <= found.accuracy < found.interval[1]
+
+
+def test_each_of_several_right_answers_counts_in_evaluations_and_analyses():
+    task = Brevo(seq_len=24, n_nodes=5, max_degree=2, vocab_size=11)
+    language_model = build("AM", vocab_size=11, d_model=16)
+    torch.manual_seed(0)
+    for weight in language_model.parameters():
+        torch.nn.init.normal_(weight)  # as built, it repeats its input
+    found = evaluate(task, language_model, rows=64, rows_at_once=24, seed=0)
+    batch = task.batch(split="test", size=64)
+    asked = batch.targets != IGNORE
+    answers = language_model(batch.inputs)[asked].argmax(-1)
+    right = (batch.links["legal"][asked] == answers[:, None]).any(1)
+    assert (right & (answers != batch.targets[asked])).any()
+    assert found.accuracy == right.double().mean().item()
+    assert scored(language_model, batch).right.equal(right)
 
 
 def test_an_oracle_mask_is_told_what_the_batch_stores():

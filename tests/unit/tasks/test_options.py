@@ -37,6 +37,9 @@ DEFAULTS: dict[str, tuple[dict[str, Any], float]] = {
     "grammar": ({"seq_len": 256, "depth": 4, "n_symbols": 3, "grammar": 0}, 1 / 4),
     "capo": ({"seq_len": 256, "n_people": 1024, "n_names": 64, "n_attributes": 6}, 1 / 128),
     "addition": ({"seq_len": 62, "shortest": None, "base": 10, "p_chain": 0.5}, 1 / 10),
+    "depo": ({"n_nodes": 40, "min_nodes": None, "hops": 8, "exact_hops": None}, 1 / 100),
+    "mano": ({"length": 13, "exact_length": None, "modulus": 23, "operators": "+-*"}, 1 / 23),
+    "joint_recall": ({"n_contexts": 8, "n_keys": 6, "vocab_size": 50}, 1 / 16),
 }
 """Options at their defaults and the chance level."""
 
@@ -81,6 +84,26 @@ def test_defaults(name: str):
         ),
         ("regression", {}, {"x": 40, "y": 40, "padding": 0}, "x"),
         ("capo", {}, {"name": 51, "cue": 102, "value": 102, "padding": 1}, "cue"),
+        (
+            "mano",
+            {"exact_length": 9},
+            {"length": 1, "operator": 9, "number": 10, "query": 1, "padding": 11},
+            "query",
+        ),
+        (
+            "joint_recall",
+            {},
+            {
+                "context": 16,
+                "key": 48,
+                "value": 48,
+                "separator": 1,
+                "query": 48,
+                "answer": 48,
+                "filler": 47,
+            },
+            "query",
+        ),
     ],
 )
 def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
@@ -92,7 +115,13 @@ def test_positions_of_each_role_and_what_is_asked(name, options, counts, asked):
     assert batch.scored.equal(role[asked])
 
 
-@pytest.mark.parametrize("name", ["overwrite", "compositional", "hops", "fuzzy", "selective_copy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("overwrite", "compositional", "hops", "fuzzy", "selective_copy"),
+        *("depo", "brevo", "mano", "joint_recall"),
+    ],
+)
 def test_what_is_not_used_is_zero(name: str):
     batch = (task := TASKS[name]()).batch(size=20)
     unused = batch.roles == len(task.role_names) - 1
@@ -122,6 +151,13 @@ def test_what_is_not_used_is_zero(name: str):
             {0: "_", 1: "f0", 16: "m7", 24: "l7", 25: "a0.0", 30: "a1.2", 31: "v0.0", 38: "v1.3"},
         ),
         ("addition", {}, {9: "9", 10: "+", 11: "=", 12: "_"}),
+        (
+            "depo",
+            {},
+            {0: "_", 1: "h1", 32: "h32", 33: "=", 34: "1", 83: "50", 84: "1.", 133: "50."},
+        ),
+        ("brevo", {}, {0: "_", 1: "?", 2: "=", 3: "3", 63: "63"}),
+        ("mano", {}, {0: "_", 1: "l1", 32: "l32", 33: "+", 36: "/", 37: "=", 38: "0", 60: "22"}),
         ("bytes", {}, {97: "a", 126: "~", 10: "⏎", 9: "⇥", 32: "␣", 0: "x00", 233: "xe9"}),
     ],
 )
@@ -171,6 +207,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("capo", {"n_people": 16}, r"n_people=16: must be in 17 … 262144 \(those in a row; n_names³\)"),
     ("capo", {"n_names": 8}, r"n_people=1024: must be in 17 … 512 "),
     ("capo", {"n_values": 1}, "n_values=1: must be in 2 …"),
+    ("brevo", {"n_nodes": 2}, r"n_nodes=2: must be in 3 … 256"),
+    ("brevo", {"n_nodes": 31}, r"seq_len=256: must be in 262 … .*room for the most edges"),
+    ("brevo", {"min_nodes": 2}, r"min_nodes=2: must be in 3 … 24 \(n_nodes\)"),
+    ("brevo", {"min_nodes": 25}, r"min_nodes=25: must be in 3 … 24 \(n_nodes\)"),
+    ("brevo", {"max_degree": 9}, r"max_degree=9: must be in 1 … 8"),
+    ("brevo", {"vocab_size": 26}, r"vocab_size=26: must be in 27 … 1073741824 \(n_nodes \+ 3\)"),
     ("compositional", {"seq_len": 23}, r"seq_len=23: must be in 24 … .*a grid of 2 × 2"),
     ("compositional", {"n_pairs": 49}, r"n_pairs=49: must be in 4 … 42 \(seq_len / 6\)"),
     ("compositional", {"n_pairs": (4, 35)}, r"n_pairs=35: must be a square, 25 and 36 are near"),
@@ -185,6 +227,15 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("copy", {"repeats": False}, r"vocab_size=64: must be in 101 … .*no token twice in 100"),
     ("copy", {"repeats": "no"}, "repeats='no': must be true or false"),
     ("copy", {"query_len": 17}, "query_len=17: must be in 1 … 16"),
+    ("depo", {"hops": 33}, r"hops=33: must be in 1 … 32"),
+    ("depo", {"exact_hops": 9}, r"exact_hops=9: must be in 1 … 8 \(hops\)"),
+    ("depo", {"seq_len": 219}, r"seq_len=219: must be in 220 … .*longest names of all links"),
+    ("depo", {"n_letters": 3, "n_nodes": 13}, r"n_nodes=13: must be in 3 … 12 \(names of these"),
+    ("depo", {"n_letters": 1}, r"n_letters=1: must be in 2 … 65536"),
+    ("depo", {"max_name_len": 3}, r"max_name_len=3: must be in 1 … 2 \(≤ 65536 names of up to"),
+    ("depo", {"min_name_len": 3}, r"min_name_len=3: must be in 1 … 2 \(max_name_len\)"),
+    ("depo", {"n_queries": 41}, r"n_queries=41: must be in 1 … 40 \(n_nodes\)"),
+    ("depo", {"min_nodes": (3, 41)}, r"min_nodes=41: must be in 3 … 40 \(n_nodes\)"),
     ("flip_flop", {"seq_len": 2}, "seq_len=2: must be in 4 …"),
     ("flip_flop", {"seq_len": 31}, "seq_len=31: must be even"),
     ("flip_flop", {"p_ignore": 1.5}, r"p_ignore=1\.5: must be in 0 … 1"),
@@ -222,6 +273,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("regression", {"n_dims": 0}, "n_dims=0: must be in 1 … 1024"),
     ("regression", {"active_dims": 21}, r"active_dims=21: must be in 1 … 20 \(n_dims\)"),
     ("regression", {"n_dims": (2, 3)}, "n_dims: rows have vectors of 3, 4 numbers, must be one"),
+    ("joint_recall", {"seq_len": 20}, r"seq_len=20: must be in 21 … .*two contexts with two keys"),
+    ("joint_recall", {"n_keys": 32}, r"n_keys=32: must be in 2 … 31 \(room for two contexts\)"),
+    ("joint_recall", {"n_contexts": 10}, r"=10: must be in 2 … 9 \(.seq_len − 1. / .4·n_keys \+ 2"),
+    ("joint_recall", {"vocab_size": 25}, r"vocab_size=25: must be in 26 … .*a third keys"),
     ("language", {"seq_len": 1}, r"seq_len=1: must be in 2 … 1048576"),
     ("language", {"max_states": 65}, r"max_states=65: must be in 2 … 64"),
     ("language", {"max_states": 3}, r"min_states=4: must be in 2 … 3 \(max_states\)"),
@@ -229,6 +284,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("language", {"min_strings": 21}, r"min_strings=21: must be in 2 … 20 \(max_strings\)"),
     ("language", {"max_strings": 1025}, r"max_strings=1025: must be in 2 … 1024"),
     ("language", {"max_length": 0}, r"max_length=0: must be in 1 … 1024"),
+    ("mano", {"seq_len": 4}, r"seq_len=4: must be in 5 … .*room for one operation"),
+    ("mano", {"length": 15}, r"length=15: must be in 1 … 14 \(\(seq_len − 3\) / 2\)"),
+    ("mano", {"length": 33, "seq_len": 90}, r"length=33: must be in 1 … 32"),
+    ("mano", {"exact_length": 14}, r"exact_length=14: must be in 1 … 13 \(length\)"),
+    ("mano", {"modulus": 1}, r"modulus=1: must be in 2 … 32768"),
+    ("mano", {"operators": "/"}, r"operators='/': must be one of \+, \+-, \+-\*, \+-\*/"),
+    (
+        "mano",
+        {"operators": "+-*/", "modulus": 91},
+        r"modulus=91: must be prime where operators have /; 7 divides it",
+    ),
     ("memorize", {"n_facts": 0}, "n_facts=0: must be in 1 … 1048576"),
     ("memorize", {"vocab_size": 4}, "vocab_size=4: must be in 6 …"),
     ("memorize", {"vocab_size": 9}, "vocab_size=9: must be even"),
