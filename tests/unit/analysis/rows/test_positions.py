@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analysis.base import NotApplicableError, Subject
-from analysis.rows.positions import MOST_BINS, measure
+from analysis.rows.positions import MOST_BINS, AccuracyByPlace, measure
 from analysis.statistics.comparisons import Bins, bin_accuracy, describe_contrast
 from lab.intervals import wilson
 from lab.models import build
@@ -26,6 +26,7 @@ def subject(task, rows: int = 12) -> Subject:
 def test_bins_are_the_loop_over_scored_positions(task):
     of = subject(task)
     (found,) = measure(of)
+    assert isinstance(found, AccuracyByPlace)
     answers = of.model(of.batch.inputs).argmax(-1)
     rows, positions = (of.batch.targets != -100).nonzero(as_tuple=True)
     right = (answers == of.batch.targets)[rows, positions].tolist()
@@ -53,6 +54,7 @@ def test_rows_that_are_scored_at_one_place_have_nothing_to_compare():
     with pytest.raises(NotApplicableError, match="at position 15 alone, whose role is query"):
         measure(subject(Induction(seq_len=16)))
     (found,) = measure(subject(Induction(seq_len=16).replace(seq_len=(8, 16))))
+    assert isinstance(found, AccuracyByPlace)
     assert found.position is not None
     assert found.position.first.tolist() == [7, 15]
 
