@@ -25,6 +25,7 @@ _HOMES = {
     "analyze": "lab.api.run",
     "certify": "lab.laws",
     "open": "lab.api.run",
+    "profile": "lab.api.profiling",
     "sweep": "lab.api.sweeping",
     "train": "lab.api.training",
 }

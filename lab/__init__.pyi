@@ -1,4 +1,5 @@
 from lab.api.options import AnalyzeOptions as AnalyzeOptions
+from lab.api.profiling import profile as profile
 from lab.api.run import analyze as analyze
 from lab.api.run import open as open
 from lab.api.sweeping import sweep as sweep

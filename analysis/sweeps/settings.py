@@ -16,7 +16,7 @@ from lab.sweeps.table import MEASURED
 RATE = "learning_rate"
 NO_FACTORS = {*MEASURED, "seed", "path", "date"} - {"seq_len"}
 """Columns that tell no setting from another."""
-_HAS_RESULT = pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged").fill_null(False)
+HAS_RESULT = pl.col("accuracy").is_not_null() | (pl.col("status") == "diverged").fill_null(False)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def list_factors(table: pl.DataFrame) -> list[str]:
 
 def select_results(table: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of runs from which something was learned: an accuracy, or divergence."""
-    return table.filter(_HAS_RESULT)
+    return table.filter(HAS_RESULT)
 
 
 def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
@@ -96,7 +96,7 @@ def choose_rates(table: pl.DataFrame, setting: Sequence[str]) -> pl.DataFrame:
     solved = pl.col("solved").fill_null(False).all()
     right = pl.when(pl.col("status") == "diverged").then(0.0).otherwise(pl.col("validation"))
     score = pl.when(solved).then(2 + 1 / (1 + pl.mean("steps"))).otherwise(right.mean())
-    seeds = pl.col("seed").filter(_HAS_RESULT).n_unique()
+    seeds = pl.col("seed").filter(HAS_RESULT).n_unique()
     by_rate = table.group_by([*setting, RATE], maintain_order=True).agg(_seeds=seeds, _score=score)
     ranked = by_rate.sort("_seeds", "_score", descending=True, nulls_last=True, maintain_order=True)
     best = ranked.unique(setting or None, keep="first") if setting else ranked.head(1)

@@ -164,6 +164,32 @@ class StudyOptions(SweepOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileOptions(SweepOptions):
+    """Which mixer to profile, how thoroughly, and beside which others."""
+
+    what: str = option(
+        MISSING,
+        "A word of `lab mixers`, or MODULE:CLASS of your own mixer.",
+        argument=True,
+        metavar="MIXER",
+    )
+    options: tuple[str, ...] = option(
+        (), "An option of the mixer; may be repeated.", flag="--option", metavar="NAME=VALUE"
+    )
+    scale: Literal["quick", "standard", "full"] = option(
+        "standard",
+        "How much is spent: on two cores quick takes some five minutes, standard half an hour "
+        "with three seeds of all abilities, full some hours.",
+    )
+    against: tuple[str, ...] = option(
+        ("attention", "ssd", "gdn"),
+        "Mixers to name beside it, with commas between.",
+        metavar="MIXER,…",
+        read=lambda text: tuple(filter(None, text.split(","))),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(SweepOptions):
     """Which figure of the paper to reproduce, and how.
 

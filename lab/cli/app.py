@@ -11,7 +11,7 @@ from lab.cli.certify import certify
 from lab.cli.command import Command, Group, unwrap
 from lab.cli.run import analyze, compare, runs, save_pretrained
 from lab.cli.suite import bench, errata, mixers, model, tasks, verify
-from lab.cli.sweep import claim, reproduce, study, sweep
+from lab.cli.sweep import claim, profile, reproduce, study, sweep
 from lab.cli.task import build_trainer, resume
 from tasks import TASKS
 
@@ -70,6 +70,7 @@ for command in (
     certify,
     verify,
     sweep,
+    profile,
     claim,
     reproduce,
     study,

@@ -11,6 +11,7 @@ import typer
 from lab.api.options import (
     ClaimOptions,
     GridOptions,
+    ProfileOptions,
     ReproduceOptions,
     StudyOptions,
     SweepOptions,
@@ -202,6 +203,29 @@ def _show_study(found: "StudyResult", options: StudyOptions | ReproduceOptions) 
         with report_failures(), report_usage_errors():
             save_study(found, options)
         say(options.figure)
+
+
+@takes(ProfileOptions, json="Print the card as JSON.")
+def profile(options: ProfileOptions, as_json: bool) -> None:
+    """Find out what a mixer is good at: train it on each ability, and set it beside all others.
+
+    Two layers of it recall, overwrite, copy, track a state and more. The card is a page and a JSON:
+    each ability as a number with its interval, how the mixer recalls, what it costs, which laws it
+    breaks, and a table to paste into a paper. The same command resumes.
+    """
+    from lab.api.profiling import make_profile
+    from lab.api.progress import show_sweep
+    from lab.cli.tables.suite import build_numbers_table
+    from lab.console import open_table_console
+
+    with report_failures(), report_usage_errors():
+        found = make_profile(options, show_sweep, _note)
+    if as_json:
+        say(json.dumps(found.card.to_dict(), ensure_ascii=False))
+    else:
+        open_table_console().print(build_numbers_table(found.card.abilities.numbers()))
+        say(found.card.summarize())
+    say(f"card: {found.page}", err=as_json)
 
 
 @takes(ClaimOptions, json="Print the card as JSON.")

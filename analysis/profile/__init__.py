@@ -1,0 +1,1 @@
+"""What is a mixer good at? Its abilities as numbers, beside other mixers."""
