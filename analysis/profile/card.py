@@ -15,7 +15,7 @@ from analysis.profile.findings import (
     correlate,
 )
 from analysis.profile.scores import AbilityScore
-from lab.studies.profile import ABILITIES, RATES, SCALES, STEP_TOKENS, WIDTH
+from lab.studies.profile import ABILITIES, CHOOSER, RATES, SCALES, STEP_TOKENS, WIDTH
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class ProfileCard:
         against: the others that are named.
         rate: the learning rate that was chosen, as a multiple of the lab's own.
         window: the rates that recall nearly as much, likewise.
-        parameters: of its model.
-        state_bytes: by mixer; of one row of the longest kind that recall is measured on.
         unsolved: why a run of an ability is not solved, by the ability's title.
         mechanism: findings on how it recalls.
         costs: of it and of attention; None before they are measured.
@@ -44,8 +42,6 @@ class ProfileCard:
     against: tuple[str, ...]
     rate: str
     window: tuple[str, ...]
-    parameters: int | None
-    state_bytes: Mapping[str, int]
     unsolved: Mapping[str, str] = field(default_factory=dict)
     mechanism: Sequence[Finding] = ()
     costs: Costs | None = None
@@ -56,6 +52,11 @@ class ProfileCard:
     def abilities(self) -> Abilities:
         """The strip of abilities."""
         return Abilities(self.mixer, self.scores, self.against)
+
+    @property
+    def recall(self) -> AbilityScore | None:
+        """Its score in recall, which has parameters and bytes of state of that model."""
+        return next((s for s in self.abilities.own if s.ability == CHOOSER), None)
 
     def summarize(self) -> str:
         """Return in a sentence where it stands, and which laws it breaks."""
@@ -74,8 +75,8 @@ class ProfileCard:
             "scale": self.scale,
             "settings": asdict(SCALES[self.scale]),
             "learning_rate": {"chosen": self.rate, "window": self.window},
-            "parameters": self.parameters,
-            "state_bytes": self.state_bytes.get(self.mixer),
+            "parameters": self.recall and self.recall.parameters,
+            "state_bytes": self.recall and self.recall.state_bytes,
             "abilities": own,
             "unsolved": dict(self.unsolved),
             "mechanism": [finding.says for finding in self.mechanism],
@@ -87,7 +88,7 @@ class ProfileCard:
     def render(self) -> str:
         """Return the page as HTML; all text from users is escaped."""
         named = (self.mixer, *self.against)
-        recall = RecallCurves(named, self.scores)
+        curves = RecallCurves(named, self.scores)
         spent = SCALES[self.scale]
         how = (
             f"Two layers of it with MLPs, width {WIDTH}, {spent.tokens:,} tokens of training on "
@@ -95,10 +96,11 @@ class ProfileCard:
             "learning rate is the best of three on validation rows of recall. All mixers are "
             "trained alike; parameters and bytes of state differ and are given."
         )
-        state = self.state_bytes.get(self.mixer)
+        of = self.recall
+        parameters, state = (of.parameters, of.state_bytes) if of else (None, None)
         facts = {
             "mixer": self.mixer,
-            "parameters": "–" if self.parameters is None else f"{self.parameters:,}",
+            "parameters": "–" if parameters is None else f"{parameters:,}",
             "bytes of state": "not known" if state is None else f"{state:,}",
             "learning rate": f"{RATES[self.rate]:g} × the lab's",
             "rates that recall nearly as much": [f"{RATES[rate]:g} ×" for rate in self.window],
@@ -113,7 +115,7 @@ class ProfileCard:
             PagePart("compared", "What is compared", [how], facts=facts),
             PagePart("abilities", "Abilities", figures=[self._show("abilities-1", self.abilities)]),
             PagePart(
-                "recall", "Recall", figures=[self._show("recall-1", recall), *self._show_bytes()]
+                "recall", "Recall", figures=[self._show("recall-1", curves), *self._show_bytes()]
             ),
             PagePart("unsolved", "What it fails, and why", failed),
             PagePart(
@@ -141,7 +143,7 @@ class ProfileCard:
         return key, show_finding(finding, f"{self.mixer} · {self.scale}")
 
     def _show_bytes(self) -> list[tuple[str, Any]]:
-        found = RecallPerByte(self.scores, self.state_bytes, self.mixer)
+        found = RecallPerByte(self.scores, self.mixer)
         return [self._show("recall-2", found)] if found.points else []
 
     def _show_mixers(self) -> list[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """Findings on what mixers are good at: one mixer's abilities, recall by bytes, and all at once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,12 +149,10 @@ class RecallPerByte(Finding):
     """Pairs that are recalled against the bytes of state that a mixer keeps of such a row.
 
     Attributes:
-        state_bytes: by mixer, of the whole model.
         mixer: the one that is marked; "" for none.
     """
 
     scores: tuple[AbilityScore, ...]
-    state_bytes: Mapping[str, int]
     mixer: str = ""
     title = "Recall by bytes of state"
     reading = (
@@ -167,9 +165,9 @@ class RecallPerByte(Finding):
     def points(self) -> list[tuple[str, int, float]]:
         """Mixer, bytes and pairs, by bytes."""
         found = [
-            (s.mixer, self.state_bytes[s.mixer], s.value)
+            (s.mixer, s.state_bytes, s.value)
             for s in self.scores
-            if s.ability == CHOOSER and self.state_bytes.get(s.mixer)
+            if s.ability == CHOOSER and s.state_bytes
         ]
         return sorted(found, key=lambda point: point[1:])
 

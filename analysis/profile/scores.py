@@ -34,6 +34,7 @@ class AbilityScore:
         interval: of the level, 95 % over seeds; NaN with one seed.
         accuracies: mean accuracy on test rows by row length.
         parameters: of the model; None if no run tells.
+        state_bytes: that the model keeps of a row of the longest kind; None if not known.
         seeds: runs with a result; `solved` of them learned the task that they were trained on, and
             `diverged` diverged, which counts as having learned nothing.
     """
@@ -44,6 +45,7 @@ class AbilityScore:
     interval: tuple[float, float]
     accuracies: Mapping[int, float]
     parameters: int | None
+    state_bytes: int | None
     seeds: int
     solved: int
     diverged: int
@@ -129,6 +131,7 @@ def _score(mixer: str, key: str, rows: pl.DataFrame) -> AbilityScore:
         bound_mean(levels),
         dict(by_length.iter_rows()),
         next(iter(rows["parameters"].drop_nulls()), None),
+        max(rows["state_bytes"].drop_nulls(), default=None),
         len(levels),
         int(trained["solved"].fill_null(False).sum()),
         trained.filter(status="diverged").height,

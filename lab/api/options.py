@@ -184,9 +184,16 @@ class ProfileOptions(SweepOptions):
     against: tuple[str, ...] = option(
         ("attention", "ssd", "gdn"),
         "Mixers to name beside it, with commas between.",
+        "attention,ssd,gdn",
         metavar="MIXER,…",
         read=lambda text: tuple(filter(None, text.split(","))),
     )
+    out: Path | None = option(None, "Folder of the runs; the same folder resumes.", "runs/profile")
+    seeds: int | None = option(
+        None, "Number of runs of each ability, each with its own seed.", "the scale's"
+    )
+    precision: Literal["fp32", "bf16"] | None = option(None, "", flag="")
+    figures: Path | None = option(None, "", flag="")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,15 @@ from lab.certify_settings import QUICK, parse_options
 from lab.files import RunError, check_output, explain_write_errors, has_entries, write, write_json
 from lab.machine import choose_device, describe_device
 from lab.models import LanguageModel
-from lab.models.anatomy import measure_state
 from lab.models.mixers import MIXERS
-from lab.studies.profile import ABILITIES, CHOOSER, WIDTH, Candidate, build_study
-from lab.sweeps import Cell, Sweep
+from lab.studies.profile import ABILITIES, CHOOSER, WIDTH, Candidate, build_cell, build_study
+from lab.sweeps import Sweep
 from lab.sweeps.outcome import open_run
 from lab.sweeps.table import list_columns, read_table
-from lab.training.run import Run
 
 ATLAS = Path(__file__).parents[1] / "studies" / "atlas.csv"
 """Runs of the lab's own mixers that come with the lab, as a sweep's table."""
+FACTORS = ("mixer", "scale", "ability", RATE, "seed")
 MECHANISM = ("mechanism", "recall", "matrices")
 """Analyses of the run of recall that the card shows, as far as they apply."""
 LAW_SECONDS, LAW_MEMORY = 60.0, 4.0
@@ -108,7 +107,7 @@ def make_profile(
     """
     candidate = Candidate.of(options.what, options.options)
     for name in options.against:
-        Candidate.of(name)
+        Candidate.from_name(name)
     out = options.out or Path("runs") / "profile"
     stem = re.sub(r"[^\w=.+-]+", "_", f"{candidate.name}-{options.scale}")
     page, data = out / f"{stem}.html", out / f"{stem}.json"
@@ -168,25 +167,19 @@ def _make_card(
     """Return the card with what the runs alone tell, beside what is known of other mixers."""
     assert options.table
     named = {candidate.name, *options.against}
-    others = [read_comparable(file, options.scale, named) for file in (options.table, ATLAS)]
-    known = {candidate.name}
-    parts = [table]
-    for part in others:  # of a mixer that is in both, the user's own runs count
-        parts.append(part.filter(~pl.col("mixer").is_in(known)))
-        known |= {*part["mixer"]}
-    scores = collect_scores(pl.concat(parts, how="vertical_relaxed"))
-    own = next(iter(table["parameters"].drop_nulls()), None)
-    sizes = {name: size for name in known if (size := count_state(name)) is not None}
+    known, parts = {candidate.name}, [table]
+    for file in (options.table, ATLAS):  # of a mixer that is in both, the user's own runs count
+        others = read_comparable(file, options.scale, named)
+        parts.append(others.filter(~pl.col("mixer").is_in(known)))
+        known |= {*others["mixer"]}
     return ProfileCard(
         mixer=candidate.name,
         scale=options.scale,
-        scores=tuple(scores),
+        scores=tuple(collect_scores(pl.concat(parts, how="vertical_relaxed"))),
         against=tuple(name for name in options.against if name != candidate.name),
         rate=rate,
         window=find_window(table, candidate.name),
-        parameters=own,
-        state_bytes=sizes,
-        unsolved=dict(_explain_failures(table, options)),
+        unsolved=dict(_explain_failures(candidate, rate, table, options)),
     )
 
 
@@ -201,8 +194,7 @@ def read_comparable(file: Path, scale: str, named: Collection[str] = ()) -> pl.D
     Raises:
         RunError: for a file that is not a table of profiles.
     """
-    empty = build_study([Candidate.of("attention")], scale)
-    columns = list_columns(empty)
+    columns = list_columns(build_study([Candidate.of("attention")], scale))
     if not file.exists():
         return pl.DataFrame(schema=columns)
     table = read_table(file, columns)
@@ -210,77 +202,29 @@ def read_comparable(file: Path, scale: str, named: Collection[str] = ()) -> pl.D
         raise RunError(f"table={file}: is not a table of profiles")
     table = table.select(pl.col(name).cast(kind) for name, kind in columns.items())
     kept = []
-    for (name, of), rows in table.group_by("mixer", "scale", maintain_order=True):
-        if of != scale or (_split(str(name))[0] not in MIXERS and name not in named):
+    for factors, run in table.group_by(*FACTORS, maintain_order=True):
+        name, of, ability, rate, seed = factors
+        if of != scale or (str(name).split()[0] not in MIXERS and name not in named):
             continue
-        kept += [
-            run
-            for factors, run in rows.group_by("ability", RATE, "seed", maintain_order=True)
-            if run["settings"][0] == _find_settings(str(name), scale, *map(str, factors))
-        ]
+        with suppress(ValueError, KeyError):  # one that cannot be run any more
+            cell = build_cell(
+                Candidate.from_name(str(name)), scale, str(ability), str(rate), int(str(seed))
+            )
+            if run["settings"][0] == read_settings(cell.task, cell.options)[0].settings:
+                kept.append(run)
     return pl.concat([table.clear(), *kept])
 
 
-def _find_settings(name: str, scale: str, ability: str, rate: str, seed: str) -> str | None:
-    """Return the digest of a cell's settings today; None for one that cannot be run any more."""
-    try:
-        cell = build_study(
-            [Candidate.of(*_split(name))],
-            scale,
-            abilities=[ability],
-            rates={name: [rate]},
-            seeds=[int(seed)],
-        ).cells[0]
-        return read_settings(cell.task, cell.options)[0].settings
-    except (ValueError, KeyError):
-        return None
-
-
-def _split(name: str) -> tuple[str, list[str]]:
-    """Return what a candidate's name is made of: the mixer and its options."""
-    what, *options = name.split()
-    return what, options
-
-
-def count_state(name: str) -> int | None:
-    """Return the bytes of state of a mixer's model on the longest rows of recall, if known."""
-    try:
-        run = _build_run(name)
-        return measure_state(run.build(), run.task.seq_len).bytes
-    except ValueError:
-        return None
-
-
-def _build_run(name: str) -> Run:
-    study = build_study([Candidate.of(*_split(name))], "quick", abilities=[CHOOSER], seeds=[0])
-    return read_settings(study.cells[0].task, study.cells[0].options)[0]
-
-
-def _explain_failures(table: pl.DataFrame, options: ProfileOptions) -> Iterator[tuple[str, str]]:
-    """Yield the ability and the diagnosis of each unsolved run of the first seed."""
-    for cell, run in _open_runs(table, options):
-        why = (run.read_result() or {}).get("diagnosis")
-        if why is not None and cell.factors["seed"] == 0:
-            about = ABILITIES[str(cell.factors["ability"])]
-            yield about.title, f"{why['kind']}. {capitalize(why['because'])}."
-
-
-def _open_runs(table: pl.DataFrame, options: ProfileOptions) -> Iterator[tuple[Cell, Run]]:
-    """Yield the runs of a table that are in the folder."""
+def _explain_failures(
+    candidate: Candidate, rate: str, table: pl.DataFrame, options: ProfileOptions
+) -> Iterator[tuple[str, str]]:
+    """Yield the title of each ability that the first seed did not learn, and why."""
     assert options.out
-    columns = ("mixer", "scale", "ability", RATE, "seed")
-    for factors in table.select(columns).unique(maintain_order=True).iter_rows(named=True):
-        name, key = factors["mixer"], factors["ability"]
-        study = build_study(
-            [Candidate.of(*_split(name))],
-            factors["scale"],
-            abilities=[key],
-            rates={name: [factors[RATE]]},
-            seeds=[factors["seed"]],
-        )
-        run = open_run(options.out, study.cells[0])
-        if run is not None:
-            yield study.cells[0], run
+    for ability in table["ability"].unique(maintain_order=True):
+        run = open_run(options.out, build_cell(candidate, options.scale, ability, rate, 0))
+        why = ((run and run.read_result()) or {}).get("diagnosis")
+        if why is not None:
+            yield ABILITIES[ability].title, f"{why['kind']}. {capitalize(why['because'])}."
 
 
 def _look_inside(
@@ -291,26 +235,23 @@ def _look_inside(
 ) -> ProfileCard:
     """Add to a card how the mixer recalls, what it costs, and which laws it obeys."""
     assert options.out
-    study = build_study(
-        [candidate],
-        options.scale,
-        abilities=[CHOOSER],
-        rates={candidate.name: [card.rate]},
-        seeds=[0],
-    )
-    run, mechanism = open_run(options.out, study.cells[0]), list[Finding]()
+    cell = build_cell(candidate, options.scale, CHOOSER, card.rate, 0)
+    run, mechanism = open_run(options.out, cell), list[Finding]()
     if run is not None and run.list_checkpoints():
         on_note("analyzing how it recalls")
         found = examine(Subject.of(run), MECHANISM, lenient=True).results
         mechanism = [finding for findings in found.values() for finding in findings]
     on_note("measuring what a token costs")
-    names = dict.fromkeys((candidate.name, "attention"))
-    models: dict[str, LanguageModel] = {name: _build_run(name).build() for name in names}
+    models: dict[str, LanguageModel] = {}
+    for each in (candidate, Candidate.of("attention")):
+        cell = build_cell(each, options.scale, CHOOSER, card.rate, 0)
+        models[each.name] = read_settings(cell.task, cell.options)[0].build()
+    costs = Costs(tuple(measure_speeds(models, LENGTHS)))
     on_note("trying the laws")
     return replace(
         card,
         mechanism=mechanism,
-        costs=Costs(tuple(measure_speeds(models, LENGTHS))),
+        costs=costs,
         laws=_certify(options),
         machine=describe_device(choose_device("cpu")),
     )

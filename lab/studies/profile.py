@@ -213,6 +213,16 @@ class Candidate:
             model["options"] = [f"{'U' if own else what}.{text}" for text in options]
         return cls(" ".join((what, *options)), model)
 
+    @classmethod
+    def from_name(cls, name: str) -> "Candidate":
+        """Return the candidate of this name.
+
+        Raises:
+            ValueError: as `of`.
+        """
+        what, *options = name.split()
+        return cls.of(what, options)
+
 
 def build_study(
     candidates: Sequence[Candidate],
@@ -236,7 +246,7 @@ def build_study(
         "profile",
         "What is each mixer good at?",
         tuple(
-            _make_cell(each, scale, ability, rate, seed)
+            build_cell(each, scale, ability, rate, seed)
             for seed in seeds or range(spent.seeds)
             for each in candidates
             for ability in abilities or spent.abilities
@@ -245,7 +255,8 @@ def build_study(
     )
 
 
-def _make_cell(candidate: Candidate, scale: str, key: str, rate: str, seed: int) -> Cell:
+def build_cell(candidate: Candidate, scale: str, key: str, rate: str, seed: int) -> Cell:
+    """Return the run of a mixer at a scale that learns an ability."""
     ability, steps = ABILITIES[key], SCALES[scale].tokens // STEP_TOKENS
     length, vocab_size = ability.options["seq_len"], ability.options.get("vocab_size", 256)
     usual = get_protocol_defaults("lab", length, vocab_size, WIDTH)["learning_rate"]

@@ -137,6 +137,7 @@ def test_bad_names_and_options_are_one_line():
 def tiny(monkeypatch):
     spent = replace(SCALES["quick"], tokens=3 * profile.STEP_TOKENS, abilities=("recall", "copy"))
     monkeypatch.setitem(SCALES, "quick", spent)
+    monkeypatch.setattr(profile, "TEST_ROWS", 16)
     monkeypatch.setattr("lab.api.profiling.LENGTHS", (16, 32))
 
 

@@ -17,10 +17,12 @@ from tests.unit.analysis.case import Case
 LENGTHS = ABILITIES[CHOOSER].lengths
 
 
-def score(mixer: str, level: float, ability: str = CHOOSER) -> AbilityScore:
+def score(
+    mixer: str, level: float, ability: str = CHOOSER, state: int | None = None
+) -> AbilityScore:
     ends = level - 0.01, level + 0.01
     curve = {n: 1.0 if i <= 4 * level else 0.0 for i, n in enumerate(LENGTHS)}
-    return AbilityScore(mixer, ability, level, ends, curve, 1000, 3, 1, 0)
+    return AbilityScore(mixer, ability, level, ends, curve, 1000, state, 3, 1, 0)
 
 
 def stand(own: float, *others: float) -> Abilities:
@@ -35,8 +37,8 @@ def recall(*levels: float) -> RecallCurves:
 
 def per_byte(*sizes: int) -> RecallPerByte:
     """Return mixers that recall 16 pairs each, with states of these sizes."""
-    scores = tuple(score(f"m{i}", 0.5) for i in range(len(sizes)))
-    return RecallPerByte(scores, {s.mixer: n for s, n in zip(scores, sizes, strict=True)}, "m0")
+    scores = (score(f"m{i}", 0.5, state=size) for i, size in enumerate(sizes))
+    return RecallPerByte(tuple(scores), "m0")
 
 
 def chart(*levels: float) -> AbilityMap:
