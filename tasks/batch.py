@@ -64,8 +64,8 @@ class Batch:
             `VectorTask` float32 [b t o], NaN elsewhere.
         roles: int64 [b t], an index into the task's `role_names`.
         links: int64 tensors that tie positions of a row together, task by task; -1 pads.
-        several: whether links["legal"] [b t a] has every right answer of each scored position, of
-            which the target is one; otherwise the target alone is right.
+        several: whether the link `legal`, int64 [b t a], has every right answer of each scored
+            position, of which the target is one; otherwise the target alone is right.
     """
 
     inputs: Tensor
