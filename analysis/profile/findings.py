@@ -16,8 +16,10 @@ from analysis.words import percent, round_percent
 from lab.bench.speed import Speed
 from lab.studies.profile import ABILITIES, CHOOSER
 
+FEWEST_PAIRS = min(ABILITIES[CHOOSER].lengths) / ABILITIES[CHOOSER].unit_tokens
+"""Stored pairs of the shortest rows of recall."""
 FEWEST = 5
-"""Mixers below which a correlation between abilities says nothing."""
+"""Fewest mixers over which abilities are correlated."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,9 @@ class RecallCurves(Finding):
     scores: tuple[AbilityScore, ...]
     title = "Recall by stored pairs"
     reading = (
-        "A point is the mean accuracy over seeds on test rows with so many pairs, by the weights "
-        "with which training left rows of this length. The dotted line is a half."
+        "A point is the mean accuracy on test rows with so many pairs, over the seeds that did not "
+        "diverge, with the weights at the end of training on rows of this length, or with the last "
+        "ones if training did not get there. The dotted line is a half."
     )
 
     @property
@@ -157,8 +160,9 @@ class RecallPerByte(Finding):
     title = "Recall by bytes of state"
     reading = (
         "A dot is a mixer: across, the bytes that both layers keep of a row of the longest kind; "
-        "up, the pairs at which half are recalled. A bit of recall is one that tells a value from "
-        "all other values."
+        "up, the pairs at which half are recalled. The lowest place is also that of mixers which "
+        "do not recall half of so few. Bits of recall are those that tell the recalled half of the "
+        "values from all others."
     )
 
     @property
@@ -173,8 +177,11 @@ class RecallPerByte(Finding):
 
     @property
     def says(self) -> str:
-        """The mixer with the most pairs per byte."""
-        name, size, most = max(self.points, key=lambda point: point[2] / point[1])
+        """The mixer with the most pairs per byte, of those that recall half of the fewest pairs."""
+        able = [point for point in self.points if point[2] > FEWEST_PAIRS]
+        if not able:
+            return f"No mixer whose state is known recalls half of {FEWEST_PAIRS:g} pairs."
+        name, size, most = max(able, key=lambda point: point[2] / point[1])
         return (
             f"The most pairs per byte of state: {name}, {most:,.0f} pairs in {size:,} bytes; "
             f"mixers whose state is known: {len(self.points)}."
@@ -183,10 +190,12 @@ class RecallPerByte(Finding):
     def numbers(self) -> Table:
         """Return bytes and pairs of each mixer, and which part of the state's bits tell values."""
         bits = math.log2(ABILITIES[CHOOSER].options["vocab_size"] / 2)
-        rows = [
-            (name, f"{size:,}", f"{count:,.0f}", percent(bits * count / (8 * size), 2))
-            for name, size, count in self.points
-        ]
+        rows = []
+        for name, size, count in self.points:
+            able = count > FEWEST_PAIRS
+            pairs = f"{count:,.0f}" if able else f"< {FEWEST_PAIRS:g}"
+            share = percent(HALF * bits * count / (8 * size), 2) if able else "–"
+            rows.append((name, f"{size:,}", pairs, share))
         heads = ("mixer", "bytes of state", "pairs", "bits of recall / bits of state")
         return Table(heads, tuple(rows))
 
