@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.base import Finding, Table
 from analysis.pages.page import PagePart, build_page, show_finding
+from analysis.plain import to_plain
 from analysis.profile.findings import (
     Abilities,
     AbilityMap,
@@ -65,11 +66,13 @@ class ProfileCard:
         return f"{self.abilities.says}{laws}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as JSON takes it."""
-        own = [
-            {"title": ABILITIES[s.ability].title, "value": s.value, "text": str(s), **asdict(s)}
-            for s in self.abilities.own
-        ]
+        """Return the card as JSON takes it; numbers that are not finite are null."""
+        own = to_plain(
+            [
+                {"title": ABILITIES[s.ability].title, "value": s.value, "text": str(s), **asdict(s)}
+                for s in self.abilities.own
+            ]
+        )
         return {
             "mixer": self.mixer,
             "scale": self.scale,
