@@ -244,12 +244,12 @@ class Depo(Task):
 
         The last letter of a name has a full stop.
         """
-        if token == 0 or token > ANSWERS:
-            letter = token - ANSWERS
-            if token == 0:
-                return "_"
-            return str(letter) if letter <= self.n_letters else f"{letter - self.n_letters}."
-        return "=" if token == ANSWERS else f"h{token}"
+        if token < ANSWERS:
+            return f"h{token}" if token else "_"
+        letter = token - ANSWERS
+        if letter <= self.n_letters:
+            return str(letter) if letter else "="
+        return f"{letter - self.n_letters}."
 
 
 def _pick(names: Tensor, node: Tensor) -> Tensor:

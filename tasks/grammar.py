@@ -59,8 +59,8 @@ class Grammar(Task):
 
     Several tokens may come next. The loss is that of the one that came, whose mean is least for
     the exact probabilities, which `predict` computes: at the defaults 1.00 bits a token, .61 at
-    "small", 1.12 at "published". Whether an answer may come at all says less: of those of the
-    shortcut "bigram" .86, .72 and .993 may.
+    "small", 1.12 at "published". Whether an answer is a token that can come says less: of the
+    answers of the shortcut "bigram" .86, .72 and .993 can.
 
     Links, int64: query_pos [b t], every position; legal [b t v], the tokens that can come next, -1
     pads; and ancestors [b t l], the symbols that the next token stands below, from the root's on
@@ -342,7 +342,7 @@ class _Chart:
             moved = [(*key, *pair) for key, pair in weights.items()]
         self._predict(here, ends)
 
-    def _predict(self, here: list[dict[int, list["_Item"]]], ends: float) -> None:
+    def _predict(self, here: list[dict[int, list[_Item]]], ends: float) -> None:
         """Add the right-hand sides of all symbols that items wait for at a position."""
         position = len(self._waiting)
         self._waiting.append(here)
