@@ -197,11 +197,11 @@ class Addition(Task):
     def shortcuts(self) -> dict[str, Predictor]:
         """Return predictors that look right without carrying on.
 
-        "no carry" adds the two digits of the place alone, "one place back" minds what the place
-        below makes by itself, "two places back" also what goes through that one: .58, .81 and .91
-        at the defaults, and .54, .96 and .996 with uniform digits (`p_chain` .1), which hardly tell
-        adding from looking two places back. Places that pass carries on give runs of nines and
-        zeros: by "bigram", what was most often right after the token, .41; by "position only" .31.
+        "no carry" adds the two digits of the place alone, "one place back" carries from the place
+        below only, "two places back" from the two below: .58, .81 and .91 at the defaults, and .54,
+        .96 and .996 with uniform digits (`p_chain` .1), which hardly tell adding from looking two
+        places back. Places that pass carries on give runs of nines and zeros: "bigram", what is
+        most often right after the token, scores .41, and "position only" .31.
         """
         return {
             "no carry": lambda batch: self._add_nearby(batch, 0),

@@ -154,9 +154,9 @@ class Task(ABC):
         return targets.double().square().nanmean().item()
 
     def count_asked(self, batch: Batch) -> Tensor:
-        """Return how much there is to get right in each row, [b]: what the oracle gets right.
+        """Return how much there is to get right in each row, [b].
 
-        Where rows do not determine their tokens, it is still the number of scored positions.
+        It is the number of scored positions; where answers are numbers, what the oracle explains.
         """
         best = self.oracle(batch) if self.vectors else batch.targets
         return count_right(best, batch.targets)

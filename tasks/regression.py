@@ -58,7 +58,7 @@ class Regression(VectorTask):
     averaging and 3 nearest neighbours. Its curriculum is a schedule of active_dims, such as 5:20.
 
     Departs: y is divided by √d, which makes the squared error that over d; y has a place of its own
-    in a vector, where there it shares the first with x; normal numbers are rounded to 2¹⁶ values.
+    in a vector, where theirs shares the first with x; normal numbers are rounded to 2¹⁶ values.
     """
 
     name: ClassVar[str] = "regression"

@@ -16,10 +16,11 @@ class VectorModel(LanguageModel):
         blocks: the stack.
         d_input: i, numbers of a vector.
         d_output: o, numbers of an answer.
-        embedding_std: of an embedding's numbers, at first, for vectors of variance 1; the map's
-            bias has it, too, without which the norms of the blocks would hide a vector's length.
+        embedding_std: at first, the standard deviation of an embedding's numbers, for vectors of
+            variance 1, and of the map's bias, without which the norms of the blocks would hide a
+            vector's length.
         train_embedding: whether the map gets gradient.
-        logit_scale: fixed factor on what the head reads, and so on the answers.
+        logit_scale: fixed factor on what the head reads, and thus on the answers.
     """
 
     def __init__(

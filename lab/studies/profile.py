@@ -26,7 +26,8 @@ CHOOSER = "recall"
 TEST_ROWS = 256
 LENGTHEN_AT = 0.9
 STAGES = 3
-"""A row length that is not learned takes at most this part of the budget; then rows grow."""
+"""A row length that is not learned takes at most one part in so many of the budget; then rows
+grow."""
 
 
 @dataclass(frozen=True)
