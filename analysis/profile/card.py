@@ -1,5 +1,6 @@
 """The card of a profile: one page and one JSON that can be sent to a colleague."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -120,7 +121,7 @@ class ProfileCard:
             PagePart(
                 "recall", "Recall", figures=[self._show("recall-1", curves), *self._show_bytes()]
             ),
-            PagePart("unsolved", "What it fails, and why", failed),
+            PagePart("unsolved", "What the first seed fails, and why", failed),
             PagePart(
                 "mechanism",
                 "How it recalls",
@@ -191,6 +192,6 @@ def _add_interval(score: AbilityScore) -> str:
 
 def _escape(text: str) -> str:
     """Escape what LaTeX reads as a command."""
-    for plain, escaped in (("\\", ""), ("%", r"\%"), ("&", r"\&"), ("_", r"\_"), ("#", r"\#")):
-        text = text.replace(plain, escaped)
+    text = re.sub(r"[\\^~]", "", text)
+    text = re.sub(r"[%&_#${}]", r"\\\g<0>", text)
     return text.replace("≥", r"$\geq$").replace("<", "$<$").replace("…", "--").replace("–", "--")

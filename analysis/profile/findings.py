@@ -235,12 +235,18 @@ class Costs(Finding):
     def says(self) -> str:
         """How many times as long as the last one the first one takes, at both ends."""
         first, last = self.names[0], self.names[-1]
-        of = {(s.name, s.length): s for s in self.speeds}
+        of = {(s.name, s.length): s.training for s in self.speeds}
         lengths = sorted({s.length for s in self.speeds})
-        ratios = [of[first, n].training / of[last, n].training for n in (lengths[0], lengths[-1])]
+        short, long = lengths[0], lengths[-1]
+        if first == last:
+            return (
+                f"A token takes {1e6 * of[first, short]:,.0f} µs in training on rows of {short:,} "
+                f"tokens, {1e6 * of[first, long]:,.0f} µs on rows of {long:,} tokens."
+            )
         return (
-            f"Training on rows of {lengths[0]:,} tokens takes {ratios[0]:.2f} × as long as with "
-            f"{last}, on rows of {lengths[-1]:,} tokens {ratios[1]:.2f} ×."
+            f"Training {first} on rows of {short:,} tokens takes "
+            f"{of[first, short] / of[last, short]:.2f} × as long as {last}, on rows of {long:,} "
+            f"tokens {of[first, long] / of[last, long]:.2f} ×."
         )
 
     def numbers(self) -> Table:

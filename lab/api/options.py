@@ -178,8 +178,8 @@ class ProfileOptions(SweepOptions):
     )
     scale: Literal["quick", "standard", "full"] = option(
         "standard",
-        "How much is spent: on two cores quick takes some five minutes, standard half an hour "
-        "with three seeds of all abilities, full some hours.",
+        "How much is trained: quick 7 models on 2 million tokens each, standard 35 on 4 million, "
+        "full 57 on 16 million.",
     )
     against: tuple[str, ...] = option(
         ("attention", "ssd", "gdn"),

@@ -113,10 +113,7 @@ def make_profile(
     page, data = out / f"{stem}.html", out / f"{stem}.json"
     check_output("out", page, options.force)
     check_output("out", data, options.force, lambda file: has_entries(file, "mixer", "abilities"))
-    file = options.table or out / "table.csv"
-    if options.show and not file.exists():
-        file = ATLAS
-    options = replace(options, table=file, out=out)
+    options = replace(options, table=options.table or out / "table.csv", out=out)
     table, rate = _train(candidate, options, show, on_note)
     card = _make_card(candidate, rate, table, options)
     if not options.show:
@@ -141,6 +138,8 @@ def _train(
     seeds = () if options.seeds is None else read_seeds(options.seeds)
     tried = build_study([candidate], options.scale, abilities=[CHOOSER], seeds=[0])
     first = _run(tried, options, show)
+    if first.filter(HAS_RESULT).is_empty() and options.show and options.table != ATLAS:
+        return _train(candidate, replace(options, table=ATLAS), show, on_note)
     if first.filter(HAS_RESULT).is_empty():
         why = "; ".join(first["error"].drop_nulls().unique()) or "none was run"
         raise RunError(f"{options.out}: no run of {candidate.name} has a result: {why}")
@@ -218,7 +217,7 @@ def read_comparable(file: Path, scale: str, named: Collection[str] = ()) -> pl.D
 def _explain_failures(
     candidate: Candidate, rate: str, table: pl.DataFrame, options: ProfileOptions
 ) -> Iterator[tuple[str, str]]:
-    """Yield the title of each ability that the first seed did not learn, and why."""
+    """Yield the title of each ability that the run of the first seed did not learn, and why."""
     assert options.out
     for ability in table["ability"].unique(maintain_order=True):
         run = open_run(options.out, build_cell(candidate, options.scale, ability, rate, 0))
@@ -259,9 +258,10 @@ def _look_inside(
 
 def _certify(options: ProfileOptions) -> Sequence[Mapping[str, Any]]:
     """Return the verdicts of the laws on the mixer alone, or the reason why there are none."""
-    own = options.what not in MIXERS
-    cls = None if own else MIXERS[options.what].cls
-    target = options.what if cls is None else f"{cls.__module__}:{cls.__qualname__}"
+    target = options.what
+    if target in MIXERS:
+        cls = MIXERS[target].cls
+        target = f"{cls.__module__}:{cls.__qualname__}"
     given = {"d_model": WIDTH, **parse_options(options.options)}
     settings = replace(QUICK, options=given, compiler="none")
     try:

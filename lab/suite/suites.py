@@ -13,7 +13,7 @@ SuiteName = Literal["mad", "cogscale", "kimi", "zoology"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class SuiteTask:
     """A task of a suite.
 
     Attributes:
@@ -52,10 +52,10 @@ class Suite:
     name: str
     title: str
     source: str
-    entries: tuple[Entry, ...]
+    entries: tuple[SuiteTask, ...]
 
     @property
-    def known(self) -> list[Entry]:
+    def known(self) -> list[SuiteTask]:
         """The entries that the lab has a task for."""
         return [entry for entry in self.entries if entry.known]
 
@@ -68,5 +68,5 @@ def read_suite(name: str) -> Suite:
     """
     check_choice("suite", name, get_args(SuiteName))
     content = read_toml(Path(__file__).with_name(f"{name}.toml"))
-    entries = tuple(Entry(**entry) for entry in content["tasks"])
+    entries = tuple(SuiteTask(**entry) for entry in content["tasks"])
     return Suite(name, content["title"], content["source"], entries)

@@ -202,7 +202,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"path": __file__, "seq_len": 100_000},
         r"path=.*short, \d+ of its \d+ bytes are train, must be ≥ seq_len \+ 1 = 100001",
     ),
-    ("bytes", {"path": __file__, "seq_len": 2_000}, r"path=.* bytes are test, must be ≥"),
+    ("bytes", {"path": __file__, "seq_len": 4_000}, r"path=.* bytes are test, must be ≥"),
     ("capo", {"seq_len": 14}, r"seq_len=14: must be in 15 … 1048576 \(a biography's tokens\)"),
     ("capo", {"n_people": 16}, r"n_people=16: must be in 17 … 262144 \(those in a row; n_names³\)"),
     ("capo", {"n_names": 8}, r"n_people=1024: must be in 17 … 512 "),
