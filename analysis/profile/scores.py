@@ -153,8 +153,8 @@ def _find_level(ability: Ability, accuracies: Mapping[int, float | None]) -> flo
 def find_reach(skills: Mapping[int, float]) -> float:
     """Return the row length at which the skill falls below a half, between two in logarithm.
 
-    >>> find_reach({16: 1.0, 32: 0.75, 64: 0.25})
-    45.25…
+    >>> round(find_reach({16: 1.0, 32: 0.75, 64: 0.25}))
+    45
 
     Args:
         skills: by row length, ascending.
