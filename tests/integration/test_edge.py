@@ -1,6 +1,7 @@
 """What no command expects ends in one line, with the traceback in a file that it names."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,8 @@ def test_what_no_command_can_work_without_is_one_line(command, code, said, tmp_p
     names = {**os.environ, "LAB": str(lab), "PYTHON": sys.executable}
     done = subprocess.run(
         ["sh", "-c", command.replace("{INTERRUPT}", INTERRUPT)],
+        # Tests that run in the background ignore interrupts, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         cwd=folder,
         env=names,
         capture_output=True,
