@@ -37,7 +37,7 @@ class Abilities(Finding):
     against: tuple[str, ...] = ()
     title = "What it is good at"
     reading = (
-        "A line is an ability: left is chance, or not even the shortest rows half right; right is "
+        "A line is an ability: left is chance, or no rows half right; right is "
         "all that was measured. Reaches go in doublings. Grey rings are the other mixers; whiskers "
         "are 95 % intervals over seeds."
     )

@@ -30,7 +30,7 @@ class AbilityScore:
         ability: its key in `ABILITIES`.
         level: mean over seeds, in [0, 1]. Of a share or of bits it is the share of right answers
             above chance. Of a reach it is how far it goes between the shortest and the longest
-            rows, in doublings: 0 where not even the shortest are half right.
+            rows, in doublings: 0 where no rows are half right.
         interval: of the level, 95 % over seeds; NaN with one seed.
         accuracies: mean accuracy on test rows by row length.
         parameters: of the model; None if no run tells.
@@ -151,7 +151,10 @@ def _find_level(ability: Ability, accuracies: Mapping[int, float | None]) -> flo
 
 
 def find_reach(skills: Mapping[int, float]) -> float:
-    """Return the row length at which the skill falls below a half, between two in logarithm.
+    """Return the greatest row length at which the skill is a half, between two in logarithm.
+
+    Rows that are shorter than those may be less than half right: where training left a length
+    unlearned, its weights are still those that are asked there.
 
     >>> round(find_reach({16: 1.0, 32: 0.75, 64: 0.25}))
     45
@@ -160,17 +163,17 @@ def find_reach(skills: Mapping[int, float]) -> float:
         skills: by row length, ascending.
 
     Returns:
-        the shortest length if not even there it is a half, the longest if it is so at all.
+        the shortest length if it is a half nowhere, the longest if it is a half there.
     """
-    before: tuple[int, float] | None = None
-    for length, skill in skills.items():
-        if skill < HALF:
-            if before is None:
-                return float(length)
-            share = (before[1] - HALF) / (before[1] - skill)
-            return before[0] * (length / before[0]) ** share
-        before = length, skill
-    return float(max(skills))
+    lengths = list(skills)
+    reached = [i for i, skill in enumerate(skills.values()) if skill >= HALF]
+    if not reached:
+        return float(lengths[0])
+    last, *after = lengths[reached[-1] :]
+    if not after:
+        return float(last)
+    share = (skills[last] - HALF) / (skills[last] - skills[after[0]])
+    return last * (after[0] / last) ** share
 
 
 def find_skill(ability: Ability, length: int, accuracy: float) -> float:

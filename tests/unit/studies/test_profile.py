@@ -53,12 +53,13 @@ def frame(*runs: list[dict]) -> pl.DataFrame:
     ("skills", "reach"),
     [
         ({16: 1.0, 32: 0.75, 64: 0.25}, 32 * math.sqrt(2)),
-        ({16: 0.4, 32: 1.0}, 16.0),
+        ({16: 0.4, 32: 0.3}, 16.0),
+        ({16: 0.3, 32: 1.0}, 32.0),
         ({16: 1.0, 32: 0.5}, 32.0),
-        ({16: 1.0, 32: 0.0, 64: 1.0}, 16 * math.sqrt(2)),
+        ({16: 1.0, 32: 0.0, 64: 1.0, 128: 0.0}, 64 * math.sqrt(2)),
     ],
 )
-def test_a_reach_is_where_half_is_right_first(skills, reach):
+def test_a_reach_ends_where_half_is_right_last(skills, reach):
     assert find_reach(skills) == pytest.approx(reach)
 
 
