@@ -258,7 +258,7 @@ def _pad_link(link: Tensor, sizes: list[int]) -> Tensor:
     )
 
 
-def _pad_rows(tensors: Sequence[Tensor], seq_len: int, fill: float) -> Tensor:
+def _pad_rows(tensors: Sequence[Tensor], seq_len: int, fill: int | float) -> Tensor:
     """Stack rows [b t], or [b t i] of vectors, of several lengths, filled to seq_len at the end."""
     pad = torch.nn.functional.pad
     return torch.cat(
