@@ -12,12 +12,12 @@ from torch import nn
 import lab
 from analysis.profile.scores import collect_scores, find_rate, find_reach, find_skill, find_window
 from lab.api.options import ProfileOptions
-from lab.api.profiling import make_profile, read_comparable
+from lab.api.profiling import ATLAS, make_profile, read_comparable
 from lab.api.settings import read_settings
 from lab.files import RunError
 from lab.studies import profile
 from lab.studies.profile import ABILITIES, SCALES, Candidate, build_study
-from lab.sweeps.table import MEASURED, list_columns, save_table
+from lab.sweeps.table import MEASURED, list_columns, read_table, save_table
 
 FRAME = list_columns(build_study([Candidate.of("gdn")], "quick"))
 
@@ -123,6 +123,11 @@ def test_runs_with_other_settings_or_of_other_code_are_not_compared(tmp_path):
     kept = read_comparable(file, "quick")
     assert kept.select("mixer", "ability", "seed").unique().rows() == [("gdn", "copy", 0)]
     assert read_comparable(file, "standard").is_empty()
+
+
+def test_the_runs_that_come_with_the_lab_have_the_settings_of_today():
+    kept = [read_comparable(ATLAS, scale) for scale in SCALES]
+    assert sum(map(len, kept)) == len(read_table(ATLAS)) > 0
 
 
 def test_bad_names_and_options_are_one_line():
