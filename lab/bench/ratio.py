@@ -109,10 +109,19 @@ def time_in_turns(
     ours: Callable[[], object], theirs: Callable[[], object], repeats: int = 7
 ) -> tuple[float, float]:
     """Return the median seconds of each call, timed in turns so that noise affects both alike."""
-    ours()
-    theirs()
-    taken = take_turns((ours, theirs), repeats)
-    return median(taken[0]), median(taken[1])
+    first, second = take_medians((ours, theirs), repeats)
+    return first, second
+
+
+def take_medians(
+    calls: Sequence[Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Return the median seconds of each call by a clock, in turns and after a first call of all."""
+    for call in calls:
+        call()
+    return [median(taken) for taken in take_turns(calls, repeats, clock)]
 
 
 def take_turns(

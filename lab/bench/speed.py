@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 
 import torch
 
-from lab.bench.ratio import take_turns
+from lab.bench.ratio import take_medians
 from lab.machine import use_threads
 from lab.models import LanguageModel
 
@@ -36,22 +36,16 @@ class Speed:
 
 def measure_speeds(models: Mapping[str, LanguageModel], lengths: Sequence[int]) -> list[Speed]:
     """Return what a token costs each model, measured in turns on one thread of the CPU."""
-    found = []
+    found, take = [], partial(take_medians, repeats=ROUNDS, clock=time.process_time)
     with use_threads(1):
         for length in lengths:
-            training = _time([_prepare_training(model, length) for model in models.values()])
+            training = take([_prepare_training(model, length) for model in models.values()])
             decoding = [_prepare_decoding(model, length) for model in models.values()]
-            known = iter(_time([call for call in decoding if call is not None]))
+            known = iter(take([call for call in decoding if call is not None]))
             for name, call, seconds in zip(models, decoding, training, strict=True):
                 decoded = None if call is None else next(known) / DECODED
                 found.append(Speed(name, length, seconds / length, decoded))
     return found
-
-
-def _time(calls: Sequence[Callable[[], object]]) -> list[float]:
-    for call in calls:
-        call()
-    return [median(taken) for taken in take_turns(calls, ROUNDS, time.process_time)]
 
 
 def _prepare_training(model: LanguageModel, length: int) -> Callable[[], object]:
