@@ -34,6 +34,7 @@ class Card:
         power: how often such a sweep says "holds" if the assumed effect is true; None for a claim
             about costs.
         seeds: of each setting, or rounds in which costs were taken.
+        looks: after how many seeds a verdict was or would have been sought; () for costs.
         machines: on which the runs were trained, or costs taken.
     """
 
@@ -44,6 +45,7 @@ class Card:
     seeds: int
     digests: dict[str, str]
     machines: tuple[str, ...]
+    looks: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card, ready for JSON; ends that are not finite are null."""
@@ -68,7 +70,9 @@ class Card:
             statistic.side: statistic.threshold,
             **numbers,
             "where": found.where,
+            "confidence": found.confidence,
             "seeds": self.seeds,
+            "looks": self.looks,
             "places": found.places,
             "runs": self.verdict.runs,
             "unended": self.verdict.unended,
@@ -91,7 +95,7 @@ class Card:
         kind = f"{statistic.kind} of {statistic.cost}" if statistic.cost else statistic.kind
         shown = f"{kind} {_sign(found.value, statistic.kind)}"
         if math.isfinite(found.low):
-            shown += f", 95 %: {_sign(found.low, statistic.kind)} … "
+            shown += f", {100 * found.confidence:.3g} %: {_sign(found.low, statistic.kind)} … "
             shown += _sign(found.high, statistic.kind)
         if statistic.cost:
             rounds = f"n = {found.seeds} round{'s' * (found.seeds > 1)}"
@@ -136,11 +140,18 @@ class Card:
         if claim.statistic.cost:
             counted = ("rounds", "settings")
         elif claim.power and self.power is not None:
+            looks = " or ".join(map(str, self.looks or (self.seeds,)))
             certainty = (
-                f"With {self.seeds} seeds of each setting, a true effect of {claim.power.effect} "
+                f"With {looks} seeds of each setting, a true effect of {claim.power.effect} "
                 f"with a spread of {claim.power.spread} between seeds gives the verdict “holds” in "
                 f"{round_percent(self.power)} of sweeps."
             )
+            if len(self.looks) > 1:
+                certainty += (
+                    " More seeds are run while the claim is undecided. The interval is one of "
+                    f"{100 * found.confidence:.3g} %, so that all looks together err as seldom "
+                    "as one of 95 %."
+                )
         ends = None
         if math.isfinite(found.high - found.low):
             ends = percents(found.low, found.high)

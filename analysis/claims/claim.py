@@ -17,6 +17,7 @@ TEXTS = ("claim", "source", "refuted_by", "stands_for")
 PARTS = (*TEXTS, "statistic", "equal", "power", "sweeps_of", *SCALES)
 COUNTS = ("total", "active")
 """Parameters that settings can be held equal in: all, or those that one token uses."""
+LOOKS = "looks"
 KINDS = ("difference", "least", "greatest", "ratio")
 SIDES = ("above", "below")
 
@@ -98,7 +99,8 @@ class Claim:
         equal: by how large a share the settings compared may differ in total and in active
             parameters; what is not named may differ freely.
         power: what is assumed to compute its power; None for a claim about costs.
-        sweeps: the sweep of each scale, as a sweep's file describes it.
+        sweeps: the sweep of each scale, as a sweep's file describes it, with `looks` in place of
+            `seeds` if more of them are run while the claim is undecided.
         digest: of the file's content, and of that of the file whose sweeps it has.
     """
 
@@ -112,6 +114,10 @@ class Claim:
     power: Power | None
     sweeps: Mapping[str, Mapping[str, Any]]
     digest: str
+
+    def list_looks(self, scale: str) -> tuple[int, ...]:
+        """Return after how many seeds a verdict is sought, ascending; () for once, after all."""
+        return tuple(self.sweeps.get(scale, {}).get(LOOKS, ()))
 
     @classmethod
     def read(cls, file: Path) -> "Claim":
@@ -155,6 +161,8 @@ class Claim:
         if statistic.cost and content.get("power"):
             raise ValueError("power: is of accuracies; a claim about costs has none")
         sweeps = {scale: _read_table(content, scale) for scale in SCALES if scale in content}
+        for scale, sweep in sweeps.items():
+            _check_looks(sweep, scale)
         if not sweeps:
             raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")
         return cls(
@@ -181,6 +189,18 @@ def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[st
         raise ValueError(f"sweeps_of={name}: has [{own[0]}] too: must have one of them")
     other, data = read_toml_and_bytes(file.with_name(f"{name}.toml"))
     return data, {scale: other[scale] for scale in SCALES if scale in other}
+
+
+def _check_looks(sweep: Mapping[str, Any], scale: str) -> None:
+    """Check that the looks of a sweep are numbers of seeds that grow, of a sweep without seeds."""
+    looks = sweep.get(LOOKS)
+    if looks is None:
+        return
+    if "seeds" in sweep:
+        raise ValueError(f"{scale}.{LOOKS}={looks}: has seeds too: must have one of them")
+    known = isinstance(looks, list) and all(type(look) is int and look > 1 for look in looks)
+    if not known or not looks or looks != sorted({*looks}):
+        raise ValueError(f"{scale}.{LOOKS}={looks}: must be whole numbers ≥ 2 that grow")
 
 
 def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -58,6 +58,7 @@ class StatisticValue:
         most: the largest value that a difference can have, if the first setting is always right.
         best: of a difference, the mean accuracy of the better setting; infinite for all else.
         surely: the lower end of that mean's 95 % interval over seeds.
+        confidence: of the interval.
     """
 
     value: float = math.nan
@@ -69,6 +70,7 @@ class StatisticValue:
     most: float = 1.0
     best: float = math.inf
     surely: float = math.inf
+    confidence: float = CONFIDENCE
 
 
 def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
@@ -87,11 +89,14 @@ def score(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def estimate(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:
+def estimate(
+    table: pl.DataFrame, statistic: Statistic, places: list[str], confidence: float = CONFIDENCE
+) -> StatisticValue:
     """Return the statistic of a table at the best learning rates.
 
     Args:
         places: the factors besides those that the statistic names, the learning rate and the seed.
+        confidence: of its interval.
     """
     scored = score(select(table, statistic.at))
     if statistic.kind == "difference":
@@ -99,8 +104,14 @@ def estimate(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> St
             average_seeds(choose_rates(select(scored, values), places), places)
             for values in (statistic.of, statistic.than)
         )
-        return compare(ours, theirs, count_places(scored, places))
-    return _find_extreme(choose_rates(select(scored, statistic.of), places), statistic, places)
+        return compare(ours, theirs, count_places(scored, places), confidence)
+    chosen = choose_rates(select(scored, statistic.of), places)
+    return _find_extreme(chosen, statistic, places, confidence)
+
+
+def correct(looks: int) -> float:
+    """Return the confidence at which each of so many looks has to decide."""
+    return 1 - (1 - CONFIDENCE) / looks
 
 
 def count_places(table: pl.DataFrame, places: list[str]) -> int:
@@ -117,7 +128,10 @@ def average_seeds(rows: pl.DataFrame, places: list[str]) -> Float[np.ndarray, " 
 
 
 def compare(
-    ours: Float[np.ndarray, " n"], theirs: Float[np.ndarray, " m"], places: int
+    ours: Float[np.ndarray, " n"],
+    theirs: Float[np.ndarray, " m"],
+    places: int,
+    confidence: float = CONFIDENCE,
 ) -> StatisticValue:
     """Return the difference of two means over seeds, with Welch's interval."""
     from scipy import stats
@@ -132,13 +146,17 @@ def compare(
     if seeds >= FEWEST and ours.std() == theirs.std() == 0:
         low = high = value
     elif seeds >= FEWEST:
-        ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+        ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
         low, high = float(ends.low), float(ends.high)
     best = float(better.mean())
-    return StatisticValue(value, low, high, seeds, places, most=most, best=best, surely=surely)
+    return StatisticValue(
+        value, low, high, seeds, places, most=most, best=best, surely=surely, confidence=confidence
+    )
 
 
-def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -> StatisticValue:
+def _find_extreme(
+    rows: pl.DataFrame, statistic: Statistic, places: list[str], confidence: float
+) -> StatisticValue:
     """Return the lowest or highest mean over places, with ends that hold for all places at once.
 
     "All lie above" needs no correction for how many places there are, since each of them must do
@@ -154,8 +172,8 @@ def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -
         values = known["accuracy"].to_list()
         ends = known.select("low", "high").rows() if not known["low"].null_count() else []
         name = name_values(dict(zip(places, key, strict=True)))
-        low, high = bound_mean(values, ends)
-        wider = bound_mean(values, ends, 1 - (1 - CONFIDENCE) / among)
+        low, high = bound_mean(values, ends, confidence)
+        wider = bound_mean(values, ends, 1 - (1 - confidence) / among)
         if statistic.kind == "least":
             high = wider[1]
         else:
@@ -174,6 +192,7 @@ def _find_extreme(rows: pl.DataFrame, statistic: Statistic, places: list[str]) -
         min(count for *_, count, _ in found),
         len(found),
         where,
+        confidence=confidence,
     )
 
 
@@ -209,7 +228,11 @@ class Floor:
 
 
 def decide(
-    table: pl.DataFrame, statistic: Statistic, factors: Sequence[str], floor: Floor | None = None
+    table: pl.DataFrame,
+    statistic: Statistic,
+    factors: Sequence[str],
+    floor: Floor | None = None,
+    looks: int = 1,
 ) -> ClaimVerdict:
     """Return the verdict of a sweep's table.
 
@@ -223,6 +246,8 @@ def decide(
         table: a row for each run and row length.
         factors: the columns that tell the sweep's cells apart.
         floor: chance and the best shortcut at the places that are compared.
+        looks: how often a verdict may be sought in all, this time included. The interval is so
+            much wider (Bonferroni's correction) that looking again is no further chance to err.
     """
     floor = floor or Floor()
     names = [*factors] + ["seq_len"] * ("seq_len" not in factors)
@@ -236,13 +261,14 @@ def decide(
         )
         why = f"not all runs have ended: {counts} of {runs}"
         return ClaimVerdict("undecided", why, True, StatisticValue(), runs, len(missing))
-    found = estimate(table, statistic, places)
+    found = estimate(table, statistic, places, correct(looks))
     outcome, because = judge(found, statistic, floor.chance)
     if found.best < floor.shortcut:
         because += (
             f"; no setting is right as often as the shortcut {floor.shortcut_name!r} "
             f"({found.best:.3g} and {floor.shortcut:.3g})"
         )
+    because += _find_edge(score(relevant), statistic, places)
     change = _find_change(score(relevant), statistic, places)
     if outcome != "undecided" and change:
         outcome, because = "undecided", change
@@ -304,25 +330,51 @@ def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -
     )
 
 
-def compute_power(statistic: Statistic, power: Power, seeds: int) -> float:
+def _find_edge(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> str:
+    """Name the settings whose chosen learning rate is the highest or the lowest of those tried."""
+    if statistic.kind != "difference" or RATE not in table.columns:
+        return ""
+    tried = {*table[RATE]}
+    found = []
+    for values in (statistic.of, statistic.than):
+        chosen = {*choose_rates(select(table, values), places)[RATE]}
+        found += [
+            f"{name_values(values)} is best at {rate:g}"
+            for rate in sorted(chosen & {min(tried), max(tried)})
+        ]
+    if len(tried) == 1 or not found:
+        return ""
+    return f"; a better learning rate may lie beyond those tried: {', '.join(found)}"
+
+
+def compute_power(statistic: Statistic, power: Power, looks: Sequence[int]) -> float:
     """Return how often the verdict is "holds" if the effect is the assumed one.
 
-    Sweeps are planted: the accuracies of `seeds` runs of each setting are normal about means that
+    Sweeps are planted: the accuracies of the runs of each setting are normal about means that
     differ by the effect, or about the effect itself, and cut to [0, 1].
+
+    Args:
+        looks: after how many seeds of each setting a verdict is sought, ascending.
     """
     rng = np.random.default_rng(0)
     held, high, low = 0, 0.5 + power.effect / 2, 0.5 - power.effect / 2
+    means = (high, low) if statistic.kind == "difference" else (power.effect,)
+    confidence = correct(len(looks))
     for _ in range(DRAWS):
-        if statistic.kind == "difference":
-            ours, theirs = (
-                np.clip(rng.normal(mean, power.spread, seeds), 0, 1) for mean in (high, low)
-            )
-            found = compare(ours, theirs, 1)
-        else:
-            shares = np.clip(rng.normal(power.effect, power.spread, seeds), 0, 1)
-            ends = bound_mean(shares.tolist()) if seeds >= FEWEST else (-math.inf, math.inf)
-            found = StatisticValue(float(shares.mean()), *ends, seeds, 1)
-        held += judge(found, statistic)[0] == "holds"
+        drawn = [np.clip(rng.normal(mean, power.spread, max(looks)), 0, 1) for mean in means]
+        for seeds in looks:
+            runs = [shares[:seeds] for shares in drawn]
+            if len(runs) == 2:
+                found = compare(runs[0], runs[1], 1, confidence)
+            else:
+                ends = (-math.inf, math.inf)
+                if seeds >= FEWEST:
+                    ends = bound_mean(runs[0].tolist(), confidence=confidence)
+                found = StatisticValue(float(runs[0].mean()), *ends, seeds, 1)
+            outcome = judge(found, statistic)[0]
+            if outcome != "undecided":
+                held += outcome == "holds"
+                break
     return held / DRAWS
 
 

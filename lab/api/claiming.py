@@ -13,7 +13,7 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from analysis.claims.card import CARD, PAGE, Card, digest_code, digest_configuration, digest_data
-from analysis.claims.claim import Claim, Statistic
+from analysis.claims.claim import LOOKS, Claim, Statistic
 from analysis.claims.verdict import (
     ClaimVerdict,
     Floor,
@@ -27,7 +27,7 @@ from analysis.pages.sweep import show_figures
 from analysis.sweeps.results import SweepResults
 from analysis.sweeps.settings import RATE, name_values
 from lab.api.options import ClaimOptions, SweepOptions
-from lab.api.progress import Display
+from lab.api.progress import Display, show_nothing
 from lab.api.settings import read_settings
 from lab.api.sweep_settings import parse
 from lab.api.sweeping import run_sweep
@@ -80,14 +80,14 @@ def list_claims() -> list[Claim]:
 
 def judge(
     options: ClaimOptions,
-    display: AbstractContextManager[Display] | None = None,
+    show: Callable[[], AbstractContextManager[Display]] = show_nothing,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Judgement:
     """Run or complete the sweep of a claim, and judge whether the claim holds.
 
     Args:
         options: which claim, and how to run its sweep.
-        display: shows how far the sweep is; None: nothing is shown.
+        show: opens what shows how far the sweep is; a claim with several looks opens it for each.
         on_note: called with sentences on what is claimed and compared, before the sweep.
 
     Raises:
@@ -115,21 +115,27 @@ def judge(
     )
     for line in (f"{stated.says} {stated.source}", *counted):
         on_note(line)
-    seeds, power, results = len({cell.factors["seed"] for cell in built.cells}), None, None
+    power, results = None, None
     if stated.power is None:
         verdict, shown = judge_costs(built, stated.statistic, how, on_note)
-        seeds = verdict.estimate.seeds
+        seeds, looks = verdict.estimate.seeds, ()
         machines = _list_measuring_machines(out, options.show)
     else:
-        power = compute_power(stated.statistic, stated.power, seeds)
+        seeds = len({cell.factors["seed"] for cell in built.cells})
+        looks = stated.list_looks(options.scale) or (seeds,)
+        power = compute_power(stated.statistic, stated.power, looks)
         on_note(
-            f"power: {power:.2f}, with {seeds} seeds, a true effect of {stated.power.effect:g} and "
-            f"a spread of {stated.power.spread:g} between seeds"
+            f"power: {power:.2f}, with {' or '.join(map(str, looks))} seeds, a true effect of "
+            f"{stated.power.effect:g} and a spread of {stated.power.spread:g} between seeds"
             + ("; more seeds would decide more often" if power < ENOUGH else "")
         )
-        table, results = run_sweep(built, how, display, on_note)
         floor = measure_floor(stated.statistic, built)
-        verdict = decide(table, stated.statistic, built.factors, floor)
+        for seeds in looks:
+            built = build_sweep(stated, options.scale, seeds)
+            table, results = run_sweep(built, how, show(), on_note)
+            verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
+            if verdict.outcome != "undecided" or verdict.operational:
+                break
         shown = show_figures(results, stated.name)
         machines = _list_training_machines(built, out)
     card = Card(
@@ -140,6 +146,7 @@ def judge(
         seeds=seeds,
         digests=_compute_digests(stated, options.scale, built),
         machines=machines,
+        looks=looks,
     )
     return Judgement(card, card.write(out, shown, results.errors if results else {}), results)
 
@@ -160,8 +167,13 @@ def _find_file(what: str | None) -> Path:
     return HOME / f"{what}.toml"
 
 
-def build_sweep(stated: Claim, scale: str) -> Sweep:
-    """Return the sweep of a claim at a scale.
+def build_sweep(stated: Claim, scale: str, seeds: int | None = None) -> Sweep:
+    """Return the sweep of a claim at a scale, with its first seeds.
+
+    Args:
+        stated: the claim.
+        scale: of `SCALES`.
+        seeds: how many; None: those of its first look, or all where it has no looks.
 
     Raises:
         ValueError: for a scale that the claim does not have, a sweep that cannot be built, or a
@@ -171,7 +183,10 @@ def build_sweep(stated: Claim, scale: str) -> Sweep:
         known = ", ".join(stated.sweeps)
         raise ValueError(f"scale={scale}: {stated.name} has no such sweep; it has {known}")
     name = f"{stated.name}-{scale}"
-    built = parse(stated.sweeps[scale], f"{stated.name}.{scale}", name).build()
+    content = {part: value for part, value in stated.sweeps[scale].items() if part != LOOKS}
+    if looks := stated.list_looks(scale):
+        content["seeds"] = seeds or looks[0]
+    built = parse(content, f"{stated.name}.{scale}", name).build()
     lengths = {length for cell in built.cells for length in cell.lengths}
     values = {n: {cell.factors[n] for cell in built.cells} for n in built.factors}
     for part in (stated.statistic.of, stated.statistic.than, stated.statistic.at):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from analysis.profile.scores import collect_scores, find_rate, find_window
 from analysis.sweeps.settings import HAS_RESULT, RATE
 from analysis.words import capitalize
 from lab.api.options import ProfileOptions
-from lab.api.progress import Display, show_sweep
+from lab.api.progress import Display, show_nothing, show_sweep
 from lab.api.run import Page
 from lab.api.settings import read_settings
 from lab.api.sweep_settings import read_seeds
@@ -42,11 +42,6 @@ MECHANISM = ("mechanism", "recall", "matrices")
 """Analyses of the run of recall that the card shows, as far as they apply."""
 LAW_SECONDS, LAW_MEMORY = 60.0, 4.0
 """Limits of a law's process: seconds, and GiB."""
-
-
-def show_nothing() -> AbstractContextManager[Display]:
-    """Open a display that shows nothing."""
-    return nullcontext(Display())
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -274,6 +274,11 @@ class Display:
 
     def on_end(self, cell: Cell, error: str | None) -> None:
         """Show that a cell has ended."""
+
+
+def show_nothing() -> AbstractContextManager[Display]:
+    """Open a display that shows nothing."""
+    return nullcontext(Display())
 
 
 class SweepDisplay(Display):

@@ -245,7 +245,7 @@ def claim(options: ClaimOptions, as_json: bool) -> None:
         open_table_console().print(build_claims_list(list_claims()))
         return
     with report_failures(), report_usage_errors():
-        found = judge(options, show_sweep(), _note)
+        found = judge(options, show_sweep, _note)
     say(json.dumps(found.card.to_dict()) if as_json else found.card.summarize())
     _note(f"card: {found.page}")
     if found.results is not None:

@@ -153,6 +153,39 @@ def test_an_order_that_changes_inside_the_window_of_rates_is_undecided():
     assert decide(pl.concat([low, same]), DIFFERENCE, FACTORS).outcome == "holds"
 
 
+def test_a_rate_at_the_edge_of_those_tried_is_said():
+    rng = np.random.default_rng(0)
+    parts = [
+        plant({"a": a, "b": b}, rng, rates=(rate,), spread=0.01)
+        for rate, a, b in ((0.001, 0.5, 0.1), (0.003, 0.8, 0.2), (0.01, 0.6, 0.4))
+    ]
+    found = decide(pl.concat(parts), DIFFERENCE, FACTORS)
+    assert found.outcome == "holds"
+    assert found.because.endswith(
+        "; a better learning rate may lie beyond those tried: b is best at 0.01"
+    )
+    assert "beyond" not in decide(parts[0], DIFFERENCE, FACTORS).because
+
+
+def test_looking_again_errs_no_more_often_and_decides_more():
+    """At a true effect at the threshold, any verdict is an error."""
+    rng, looks = np.random.default_rng(0), (3, 6, 12)
+    wrong = {1: 0, len(looks): 0}
+    for _ in range(60):
+        whole = plant({"a": 0.6, "b": 0.5}, rng, seeds=max(looks))
+        for count_looks in wrong:
+            outcomes = [
+                decide(
+                    whole.filter(pl.col("seed") < seeds), DIFFERENCE, FACTORS, looks=count_looks
+                ).outcome
+                for seeds in looks
+            ]
+            wrong[count_looks] += {*outcomes} != {"undecided"}
+    assert wrong[3] <= 5 < wrong[1]
+    power = verdict.Power(0.15, 0.03)
+    assert compute_power(DIFFERENCE, power, looks) > compute_power(DIFFERENCE, power, [3]) + 0.2
+
+
 CLAIMS = sorted(HOME.glob("*.toml"))
 
 
@@ -166,7 +199,7 @@ def test_every_claim_of_the_lab_can_be_run_and_has_power(file, monkeypatch):
         assert seeds == 1 if stated.statistic.cost else seeds >= 3
         check_parameters(stated.equal, stated.statistic, built)
     if stated.power:
-        assert compute_power(stated.statistic, stated.power, 3) > 0.3
+        assert compute_power(stated.statistic, stated.power, [3]) > 0.3
     assert stated.sweeps.keys() >= {"smoke", "small"}
 
 
@@ -223,6 +256,23 @@ def test_a_claim_through_the_command_line(tmp_path):
     again = json.loads(CliRunner().invoke(app, [*words, "--show", "--json"]).stdout)
     assert again["digests"] == card["digests"]
     assert again["machines"] == ["a laptop", "a server"]
+
+
+@pytest.mark.parametrize(
+    ("above", "seeds"), [(0.9, 2), (0.05, 3)], ids=["decided at once", "looked at twice"]
+)
+def test_more_seeds_are_run_while_a_claim_is_undecided(above, seeds, tmp_path):
+    file, out = tmp_path / "tiny.toml", tmp_path / "out"
+    file.write_text(TINY.replace("seeds = 2", "looks = [2, 3]").replace("0.9", f"{above}", 1))
+    words = ["claim", str(file), "--scale", "smoke", "--out", str(out), "--workers", "1", "--json"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    assert ", with 2 or 3 seeds, a true effect of 0.99" in answer.stderr
+    card = json.loads(answer.stdout)
+    assert (card["seeds"], card["runs"], card["looks"]) == (seeds, seeds, [2, 3])
+    assert card["confidence"] == 0.975
+    assert len([*out.glob("d_model=8,seed=*")]) == seeds
+    assert "The interval is one of 97.5\xa0%" in (out / "claim.html").read_text()
 
 
 def test_a_claim_with_a_run_that_fails_names_it_and_exits_with_1(tmp_path, monkeypatch):
@@ -287,6 +337,8 @@ def test_the_lab_lists_its_claims():
         ("[power]", "[equal]\ntotal = 2\n[power]", "equal.total=2.0: must be in [0, 1)"),
         ("[power]", "[equal]\nheads = 0\n[power]", "unknown part equal.heads"),
         ("[power]", "[power", "cannot be read"),
+        ("seeds = 2", "looks = [3, 2]", "smoke.looks=[3, 2]: must be whole numbers ≥ 2 that grow"),
+        ("seeds = 2", "seeds = 2\nlooks = [2]", "smoke.looks=[2]: has seeds too"),
     ],
 )
 def test_a_wrong_claim_names_the_field(old, new, said, tmp_path):
