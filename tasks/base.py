@@ -13,6 +13,7 @@ from tasks.batch import (
     Batch,
     Links,
     Predictor,
+    Surprisal,
     accuracy,
     count_right,
     count_rows,
@@ -136,6 +137,10 @@ class Task(ABC):
     @abstractmethod
     def shortcuts(self) -> dict[str, Predictor]:
         """Return predictors that look right without solving the task, by name."""
+
+    def surprisals(self) -> dict[str, Surprisal]:
+        """Return predictors that give every token a probability, by name; none for most tasks."""
+        return {}
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -285,6 +290,7 @@ __all__ = [
     "Predictor",
     "Preset",
     "Schedule",
+    "Surprisal",
     "Task",
     "accuracy",
     "count_right",

@@ -127,6 +127,9 @@ class Batch:
 Predictor = Callable[[Batch], Tensor]
 """Predicts targets, of their shape and type, from a batch's inputs, and is scored like a model."""
 
+Surprisal = Callable[[Batch], Tensor]
+"""Returns the bits that each target takes, float64 [b t], by a predictor with probabilities."""
+
 
 def find_scored(targets: Tensor) -> Tensor:
     """Return which positions are scored, bool [b t], by targets [b t], or [b t o] of vectors."""

@@ -6,7 +6,7 @@ from itertools import count
 from typing import ClassVar
 
 from tasks import counter
-from tasks.base import Batch, Links, Predictor, Preset, Task
+from tasks.base import Batch, Links, Predictor, Preset, Surprisal, Task
 from tasks.bounds import MAX_SEQ_LEN, check_range, option
 from tasks.lazy import Tensor, torch
 from tasks.shortcuts import predict_by_context
@@ -230,6 +230,15 @@ class Grammar(Task):
             "trigram": predict_by_context(self, 2),
             "six tokens": predict_by_context(self, 6),
         }
+
+    def surprisals(self) -> dict[str, Surprisal]:
+        """Return the rules themselves: no predictor takes fewer bits in the mean."""
+
+        def rule(batch: Batch) -> Tensor:
+            chances = self.predict(batch.inputs)
+            return -chances.gather(2, batch.targets[..., None])[..., 0].log2()
+
+        return {"the grammar": rule}
 
     def format_token(self, token: int) -> str:
         """Return how a token is shown: a letter, or | between sentences."""

@@ -1,18 +1,25 @@
 """Bytes: the next byte of a text, in any file or folder; the end of the text is held out."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from tasks.base import Batch, Links, Predictor, Preset, Task
+import numpy as np
+
+from tasks.base import Batch, Links, Predictor, Preset, Surprisal, Task
 from tasks.bounds import MAX_SEQ_LEN, TextChangedError, check_range, option
 from tasks.corpus import Corpus, open_corpus
 from tasks.lazy import Tensor, torch
+from tasks.ngrams import NGram
 from tasks.shortcuts import predict_by_context
 
 N_BYTES = 256
 BYTE = 0
 CONTEXT = 5
 """Bytes of the longest contexts."""
+N, COUNTED = 5, 2**24
+"""Of the n-grams whose bits are known, and the training bytes in which they are counted."""
+NGRAM = f"{N}-gram with back-off"
 SHOWN = {ord("\t"): "⇥", ord("\n"): "⏎", ord("\r"): "␍", ord(" "): "␣"}
 
 
@@ -86,7 +93,7 @@ class Bytes(Task):
         check_range("test_share", self.test_share, 0.001, 0.9)
         corpus = open_corpus(self.path)
         for split in self.splits:
-            begin, end = self._find_span(corpus, split)
+            begin, end = self.find_span(corpus, split)
             if end - begin <= self.seq_len:
                 raise ValueError(
                     f"path={self.path!r}: too short, {end - begin} of its {corpus.size} bytes are "
@@ -124,7 +131,7 @@ class Bytes(Task):
     def generate(self, split: str, numbers: Tensor, seed: int) -> Batch:
         """Build the rows with these numbers (int64 [b]) on the device of `numbers`."""
         corpus = self.corpus
-        begin, end = self._find_span(corpus, split)
+        begin, end = self.find_span(corpus, split)
         # 63 bits, as texts may be longer than the 2³¹ bytes that half a word can choose from.
         word = self.draw_words(split, numbers, seed, 1) & (2**63 - 1)
         offset = word % (end - begin - self.seq_len) + begin
@@ -137,7 +144,7 @@ class Bytes(Task):
 
         return Batch(inputs, row[:, 1:], torch.full_like(inputs, BYTE), Links(links))
 
-    def _find_span(self, corpus: Corpus, split: str) -> tuple[int, int]:
+    def find_span(self, corpus: Corpus, split: str) -> tuple[int, int]:
         """Find where a split begins and ends."""
         test = corpus.size - int(corpus.size * self.test_share)
         validation = test - int(test * self.test_share)
@@ -174,10 +181,23 @@ class Bytes(Task):
             "five bytes": predict_by_context(self, CONTEXT),
         }
 
+    def surprisals(self) -> dict[str, Surprisal]:
+        """Return what the last four bytes tell: 2.1 bits a byte on the standard library."""
+        return {NGRAM: lambda batch: _count_ngrams(self).measure_bits(batch)}
+
     def format_token(self, token: int) -> str:
         """Return the ASCII character, a sign for white space, or the byte in hexadecimal."""
         shown = chr(token) if 0x20 < token < 0x7F else f"x{token:02x}"
         return SHOWN.get(token, shown)
+
+
+@lru_cache(maxsize=2)
+def _count_ngrams(task: Bytes) -> NGram:
+    """Count the n-grams of the training bytes, of the first `COUNTED` if there are more."""
+    corpus = task.corpus
+    begin, end = task.find_span(corpus, "train")
+    text = corpus.read(np.array([begin]), min(end - begin, COUNTED))
+    return NGram.count(torch.from_numpy(text[0]).long(), N, N_BYTES)
 
 
 def _read(corpus: Corpus, offset: Tensor, length: int) -> Tensor:

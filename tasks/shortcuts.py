@@ -120,7 +120,7 @@ def predict_by_context(task: Task, order: int) -> Predictor:
     def rule(batch: Batch) -> Tensor:
         answers = torch.full_like(batch.inputs, IGNORE)
         for n, table in enumerate(_tabulate_contexts(task, order)):
-            found = look_up(table, _encode_contexts(batch.inputs, n, task.vocab_size))
+            found = look_up(table, encode_contexts(batch.inputs, n, task.vocab_size))
             later = answers[:, max(0, n - 1) :]
             later.copy_(found.where(found != IGNORE, later))
         return answers
@@ -138,7 +138,7 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
         targets: int64 of the same shape, ≥ 0.
     """
     n = int(targets.max()) + 1
-    pairs, counts = _count_each((features * n).add_(targets))
+    pairs, counts = count_each((features * n).add_(targets))
     # Pairs are in order, and the sorts are stable: of equally frequent targets the lowest leads.
     pairs = pairs[counts.argsort(descending=True, stable=True)]
     pairs = pairs[(pairs // n).argsort(stable=True)]
@@ -148,7 +148,7 @@ def tabulate_most_frequent(features: Tensor, targets: Tensor) -> tuple[Tensor, T
     return feature[first], target[first]
 
 
-def _count_each(values: Tensor) -> tuple[Tensor, Tensor]:
+def count_each(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the different values in order, and how often each occurs, as `Tensor.unique` does.
 
     The values may be sorted in place. `Tensor.unique` and `Tensor.sort` take memory that estimates
@@ -190,13 +190,13 @@ def _tabulate_contexts(task: Task, order: int) -> tuple[tuple[Tensor, Tensor], .
     batch = task.batch(size=count_rows(CONTEXT_TOKENS, task.seq_len))
     return tuple(
         tabulate_most_frequent(
-            _encode_contexts(batch.inputs, n, task.vocab_size), batch.targets[:, max(0, n - 1) :]
+            encode_contexts(batch.inputs, n, task.vocab_size), batch.targets[:, max(0, n - 1) :]
         )
         for n in range(min(order, task.seq_len) + 1)
     )
 
 
-def _encode_contexts(inputs: Tensor, order: int, base: int) -> Tensor:
+def encode_contexts(inputs: Tensor, order: int, base: int) -> Tensor:
     """Return the last `order` tokens at each position from order − 1 on, as one number."""
     code = torch.zeros_like(inputs[:, max(0, order - 1) :])
     for k in range(order):  # one by one: together they would take `order` times the memory

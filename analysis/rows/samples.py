@@ -2,7 +2,8 @@
 
 import math
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -80,6 +81,7 @@ class Continuations(Finding):
         perplexity: 2^bits, likewise.
         legal: None for a task without a language.
         why: why there are no continuations; empty where there are.
+        references: bits a token that other predictors take at the same positions, by name.
     """
 
     unit: str
@@ -90,6 +92,7 @@ class Continuations(Finding):
     samples: tuple[Sample, ...]
     legal: Legal | None
     why: str = ""
+    references: Mapping[str, float] = field(default_factory=dict)
 
     title = "Bits per token, and continuations of the test split"
     reading = (
@@ -102,10 +105,13 @@ class Continuations(Finding):
     def says(self) -> str:
         """How many bits a token takes."""
         why = f"; there are no continuations: {self.why}" if self.why else ""
+        others = "".join(
+            f", {name} {_format_number(bits)}" for name, bits in self.references.items()
+        )
         return (
             f"A {self.unit} takes {_format_number(self.bits.value)} bits, a perplexity of "
             f"{_format_number(self.perplexity.value)}; a uniform guess takes "
-            f"{_format_number(self.bits.chance)} bits{why}."
+            f"{_format_number(self.bits.chance)} bits{others}{why}."
         )
 
     def numbers(self) -> Table:
@@ -165,6 +171,10 @@ def measure(subject: Subject) -> list[Continuations]:
             samples=samples,
             legal=measure_legality(subject.task, subject.batch, found, rng),
             why=why,
+            references={
+                name: float(measure(subject.batch)[subject.batch.scored].mean())
+                for name, measure in subject.task.surprisals().items()
+            },
         )
     ]
 

@@ -129,13 +129,15 @@ def judge(
             f"{stated.power.effect:g} and a spread of {stated.power.spread:g} between seeds"
             + ("; more seeds would decide more often" if power < ENOUGH else "")
         )
-        floor = measure_floor(stated.statistic, built)
-        for seeds in looks:
-            built = build_sweep(stated, options.scale, seeds)
+        floor, seen = measure_floor(stated.statistic, built), 0
+        while True:
             table, results = run_sweep(built, how, show(), on_note)
             verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
-            if verdict.outcome != "undecided" or verdict.operational:
+            seen += 1
+            if verdict.outcome != "undecided" or verdict.operational or seen == len(looks):
                 break
+            seeds = looks[seen]
+            built = build_sweep(stated, options.scale, seeds)
         shown = show_figures(results, stated.name)
         machines = _list_training_machines(built, out)
     card = Card(

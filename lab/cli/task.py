@@ -537,6 +537,7 @@ def _audit_rows(
                     "rows": found.rows,
                     "scored": found.scored,
                     "scores": [asdict(score) for score in found.best_first],
+                    "bits": found.bits,
                     "models": [asdict(rung) for rung in rungs],
                 }
             )

@@ -1,6 +1,7 @@
 """Baselines for a model's accuracy: chance, each shortcut, and the oracle."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from lab.intervals import RowAmounts, RowCounts
 from tasks.base import Predictor, Task, count_right, count_rows
@@ -37,6 +38,7 @@ class Audit:
         scores: chance, each shortcut, the oracle.
         rows: number of rows.
         scored: number of their scored positions.
+        bits: a token that each predictor with probabilities takes in the mean, by name.
         sound: whether the oracle is always right or, where rows do not determine their targets,
             right more often than every shortcut.
     """
@@ -45,6 +47,7 @@ class Audit:
     rows: int
     scored: int
     sound: bool
+    bits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best_first(self) -> list[Score]:
@@ -75,6 +78,7 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
     at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     predictors = list_predictors(task)
     right = {name: RowAmounts() if task.vectors else RowCounts() for name in predictors}
+    bits = dict.fromkeys(task.surprisals(), 0.0)
     number = 0
     for start in range(0, rows, at_once):
         size = min(at_once, rows - start)
@@ -84,8 +88,11 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
         for name, predict in predictors.items():
             answers = predict(batch)
             right[name].add(count_right(answers, batch.find_nearest(answers)), asked)
+        for name, measure in task.surprisals().items():
+            bits[name] += float(measure(batch)[batch.scored].sum())
     scores = [Score("chance", task.chance, None)]
     scores += [Score(name, of.share, of.find_interval()) for name, of in right.items()]
     *others, oracle = [score.accuracy for score in scores]
     sound = oracle > max(others) if task.stochastic else oracle == 1
-    return Audit(tuple(scores), rows, number, sound)
+    bits = {name: total / number for name, total in bits.items()}
+    return Audit(tuple(scores), rows, number, sound, bits)

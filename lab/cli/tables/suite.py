@@ -106,6 +106,8 @@ def _describe_state(fixed: int, token: int) -> str:
 def build_audit_table(found: "Audit", title: str, measure: str) -> Table:
     """Build a table of the predictors of a task, best first, with 95 % intervals but for chance."""
     caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
+    for name, bits in found.bits.items():
+        caption += f"\n{name}: {bits:.3f} bits a token"
     table = Table(title=title, title_justify="left", caption=caption)
     for name in ("", measure, "95 %"):
         table.add_column(name, justify="right" if name else "left")

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tasks import shortcuts
-from tasks.base import accuracy
+from tasks.base import Batch, accuracy
 from tasks.next_byte import CONTEXT, Bytes
+from tasks.ngrams import NGram
 from tests.statistics import assert_uniform
 
 
@@ -114,3 +115,42 @@ def test_another_path_has_a_digest_of_its_own(tale: str):
     assert task.replace(path=None) == default
     with pytest.raises(ValueError, match=r"^digest=0123: path=.*has changed since"):
         default.replace(path=tale, digest="0123")
+
+
+def test_an_n_gram_gives_each_byte_the_probability_that_its_definition_says(tale: str):
+    task = Bytes(path=tale, seq_len=12)
+    (name, measure), batch = *task.surprisals().items(), task.batch(split="test", size=2)
+    begin, end = task.find_span(task.corpus, "train")
+    text = Path(tale).read_bytes()[begin:end]
+    after: dict[bytes, Counter[int]] = {}
+    for k in range(5):
+        for i in range(max(k, 1), len(text)):
+            after.setdefault(text[i - k : i], Counter())[text[i]] += 1
+
+    def share(context: bytes, byte: int) -> float:
+        shorter = share(context[1:], byte) if context else 1 / 256
+        if context not in after:
+            return shorter
+        found = after[context]
+        return (found[byte] + len(found) * shorter) / (found.total() + len(found))
+
+    bits = measure(batch).exp2().reciprocal()
+    assert name == "5-gram with back-off"
+    for row, targets, found in zip(batch.inputs, batch.targets, bits, strict=True):
+        read = bytes(row.tolist())
+        for t, byte in enumerate(targets.tolist()):
+            context = read[max(0, t - 3) : t + 1]
+            assert found[t] == pytest.approx(share(context, byte), rel=1e-9)
+            assert sum(share(context, other) for other in range(256)) == pytest.approx(1)
+
+
+def test_an_n_gram_finds_the_entropy_of_what_its_contexts_decide():
+    """A fair coin decides each token of four: one that the last one leaves open, or the other."""
+    torch.manual_seed(0)
+    steps = torch.randint(1, 3, (200_000,))
+    text = steps.cumsum(0) % 4
+    seen, new = text[:150_000], text[150_000:]
+    batch = Batch(new[None, :-1], new[None, 1:], new[None, :-1] * 0, {})
+    for n, entropy in ((1, 2.0), (2, 1.0), (3, 1.0)):
+        found = NGram.count(seen, n, 4).measure_bits(batch)
+        assert found.mean().item() == pytest.approx(entropy, abs=0.01)

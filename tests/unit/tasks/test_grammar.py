@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from lab.suite.audit import audit
 from tasks.base import accuracy
 from tasks.grammar import Grammar, draw_rules
 from tests.statistics import assert_uniform
@@ -121,3 +122,13 @@ def test_the_oracle_and_the_shortcuts_score_what_they_say():
         found = accuracy(task.shortcuts()[name](batch), batch.targets)
         assert found == pytest.approx(score, abs=0.012), name
     assert accuracy(task.oracle(batch), batch.targets) == pytest.approx(0.62, abs=0.012)
+
+
+def test_the_grammar_itself_takes_the_bits_of_its_choices():
+    batch = SMALL.batch(split="test", size=64)
+    bits = SMALL.surprisals()["the grammar"](batch)
+    assert bits.min() >= 0
+    assert bits.isfinite().all()
+    found = audit(SMALL, rows=64)
+    assert found.bits["the grammar"] == pytest.approx(bits[batch.scored].mean().item())
+    assert found.bits["the grammar"] < math.log2(SMALL.vocab_size)

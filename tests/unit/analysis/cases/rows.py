@@ -84,6 +84,7 @@ CASES = [
     Case("planted", texts(2.0, legal=Legal(0.9, (0.8, 1.0), 0.1)), "allows 90.0 % 80.0 % to 100"),
     Case("null", texts(8.0), "takes 8 bits, a perplexity of 8; a uniform guess takes 8 bits."),
     Case("boundary", texts(2.0, half=NAN), "bits per byte 2 – 8"),
+    Case("planted", texts(2.0, references={"5-gram": 2.25}), "takes 8 bits, 5-gram 2.25."),
     Case("boundary", texts(2.0, why="no"), "bits; there are no continuations: no."),
     Case("planted", capacity(1, 1, 0.5), "Learned to 99.0 % up to K = 2, of 3 tried."),
     Case("null", capacity(0.1, 0.1, first=2), "Not learned to 99.0 % even at K = 2."),
