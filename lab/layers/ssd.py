@@ -66,9 +66,13 @@ def draw_log_rates(n: int) -> Float[Tensor, " n"]:
     return torch.empty(n).uniform_(1, 16).log()
 
 
-def draw_dt_bias(n: int) -> Float[Tensor, " n"]:
-    """Return n biases whose softplus is log-uniform in [0.001, 0.1], as Mamba-2 starts."""
-    return torch.empty(n).uniform_(math.log(1e-3), math.log(1e-1)).exp().expm1().log()
+DT_MIN, DT_MAX = 1e-3, 1e-1
+"""Between which dt starts in Mamba-2."""
+
+
+def draw_dt_bias(n: int, low: float = DT_MIN, high: float = DT_MAX) -> Float[Tensor, " n"]:
+    """Return n biases whose softplus is log-uniform in [low, high]."""
+    return torch.empty(n).uniform_(math.log(low), math.log(high)).exp().expm1().log()
 
 
 class SSD(Mixer):

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lab.layers.recurrence import GATES, Recurrence, RecurrentState, Shared, Terms, shift
-from lab.layers.ssd import draw_dt_bias
+from lab.layers.ssd import DT_MAX, DT_MIN, draw_dt_bias
 from lab.ops.precision import promote
 
 A_FLOOR = 1e-4
@@ -38,11 +38,14 @@ class Mamba3(Recurrence):
         n_heads: heads h.
         mimo_rank: r ≥ 1.
         rotated: share of the channels of q and k that are rotated, in [0, 1].
+        dt_min, dt_max: between which dt starts, log-uniform in the heads, 0 < dt_min ≤ dt_max. A
+            token rotates by less than π dt: to turn the state over, dt must become large.
         shared: options of `lab.layers.recurrence.Shared`; there is neither a convolution, nor an
             activation, nor a rotation to positions.
 
     Raises:
-        ValueError: for a rank below 1, a share outside [0, 1], or an option that it does not have.
+        ValueError: for a rank below 1, a share outside [0, 1], a range of dt that is none, or an
+            option that it does not have.
 
     Source: Lahoti et al. 2026 (2603.15569), in the form of its authors' code.
     Departs: each head has its own q and k; widths follow `Shared`.
@@ -57,6 +60,8 @@ class Mamba3(Recurrence):
         *,
         mimo_rank: int = 1,
         rotated: float = 0.5,
+        dt_min: float = DT_MIN,
+        dt_max: float = DT_MAX,
         **shared: Unpack[Shared],
     ):
         if mimo_rank < 1:
@@ -65,6 +70,8 @@ class Mamba3(Recurrence):
         super().__init__(d_model, n_heads, **shared)
         if not 0 <= rotated <= 1:
             raise ValueError(f"{rotated=} must be in [0, 1]")
+        if not 0 < dt_min <= dt_max < math.inf:
+            raise ValueError(f"{dt_min=}, {dt_max=}: must be 0 < dt_min ≤ dt_max, and finite")
         for name, chosen, only in (
             ("conv_width", 0 if self.conv is None else self.conv.width, 0),
             ("activation", self.activation, "none"),
@@ -77,7 +84,7 @@ class Mamba3(Recurrence):
         self.carry_width = d_model + n_heads * self.n_angles
         self.rate_proj = nn.Linear(d_model, 3 * n_heads, bias=False)
         self.angle_proj = nn.Linear(d_model, self.n_angles, bias=False) if self.n_angles else None
-        self.dt_bias = nn.Parameter(draw_dt_bias(n_heads))
+        self.dt_bias = nn.Parameter(draw_dt_bias(n_heads, dt_min, dt_max))
         self.q_scale, self.k_scale = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
         self.q_bias = nn.Parameter(torch.ones(mimo_rank * n_heads, n))
         self.k_bias = nn.Parameter(torch.ones(mimo_rank * n_heads, n))

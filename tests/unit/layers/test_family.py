@@ -46,6 +46,7 @@ from tests.parity.compare import draw_parameters
         (MLSTM, {"gate_cap": float("nan")}, "gate_cap=nan must be positive"),
         (Mamba3, {"mimo_rank": 0}, "mimo_rank=0 must be at least 1"),
         (Mamba3, {"rotated": 1.5}, r"rotated=1.5 must be in \[0, 1\]"),
+        (Mamba3, {"dt_min": 0.2}, r"dt_min=0.2, dt_max=0.1: must be 0 < dt_min ≤ dt_max"),
         (Mamba3, {"conv_width": 4}, "conv_width=4 must be 0: Mamba-3 has none"),
         (Mamba3, {"position": "rope"}, "position='rope' must be 'none'"),
         (RWKV6, {"mix_rank": 0}, "mix_rank=0 must be at least 1"),
