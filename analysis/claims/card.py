@@ -67,6 +67,7 @@ class Card:
             "failure": "operational" if self.verdict.operational else None,
             "statistic": statistic.kind,
             "cost": statistic.cost or None,
+            "measure": statistic.measure,
             statistic.side: statistic.threshold,
             **numbers,
             "where": found.where,
@@ -92,7 +93,8 @@ class Card:
         line = f"{self.verdict.outcome}{kind}: {self.verdict.because}"
         if math.isnan(found.value):
             return f"{line}."
-        kind = f"{statistic.kind} of {statistic.cost}" if statistic.cost else statistic.kind
+        what = statistic.cost or ("bits" if statistic.measure == "bits" else "")
+        kind = f"{statistic.kind} of {what}" if what else statistic.kind
         shown = f"{kind} {_sign(found.value, statistic.kind)}"
         if math.isfinite(found.low):
             shown += f", {100 * found.confidence:.3g} %: {_sign(found.low, statistic.kind)} … "
@@ -155,6 +157,8 @@ class Card:
         ends = None
         if math.isfinite(found.high - found.low):
             ends = percents(found.low, found.high)
+            if claim.statistic.measure == "bits":
+                ends = [f"{end:+.4f} bits" for end in (found.low, found.high)]
             if claim.statistic.cost:
                 ends = [f"{end:.4g} ×" for end in (found.low, found.high)]
         facts = {name: content[name] for name in ("verdict", "scale", "value")}

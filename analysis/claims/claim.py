@@ -18,6 +18,8 @@ PARTS = (*TEXTS, "statistic", "equal", "power", "sweeps_of", *SCALES)
 COUNTS = ("total", "active")
 """Parameters that settings can be held equal in: all, or those that one token uses."""
 LOOKS = "looks"
+STATISTIC = ("kind", "of", "than", "at", "cost", "measure")
+MEASURES = ("accuracy", "bits")
 KINDS = ("difference", "least", "greatest", "ratio")
 SIDES = ("above", "below")
 
@@ -31,9 +33,10 @@ class Statistic:
             mean accuracy over all places; "greatest": the highest; "ratio": how many times as much
             one setting costs as another.
         than: those of the setting that it is compared with; empty for least and greatest.
-        threshold: in the unit of accuracy; of a ratio, a number > 0.
+        threshold: in the unit of accuracy or in bits; of a ratio, a number > 0.
         at: values of further factors, to which the claim is restricted.
         cost: of a ratio, what is measured; otherwise empty.
+        measure: of a difference: "accuracy", or "bits" that a token takes fewer.
     """
 
     kind: Literal["difference", "least", "greatest", "ratio"]
@@ -43,6 +46,7 @@ class Statistic:
     threshold: float
     at: Mapping[str, Any]
     cost: Cost | Literal[""] = ""
+    measure: Literal["accuracy", "bits"] = "accuracy"
 
     def __post_init__(self):
         check_choice("kind", self.kind, KINDS)
@@ -50,6 +54,9 @@ class Statistic:
             raise ValueError("of: must name a setting, such as { d_model = 64 }")
         if self.of == self.than:
             raise ValueError("than: must differ from the setting in `of`")
+        check_choice("measure", self.measure, MEASURES)
+        if self.measure == "bits" and self.kind != "difference":
+            raise ValueError(f"measure=bits: must be of a difference ({self.kind})")
         compares = self.kind in ("difference", "ratio")
         if compares != bool(self.than):
             raise ValueError(
@@ -142,7 +149,7 @@ class Claim:
         for part, text in texts.items():
             if not isinstance(text, str) or (not text and part != "stands_for"):
                 raise ValueError(f"{part}: must be a text, is {text!r}")
-        given = _read_table(content, "statistic", ("kind", "of", "than", "at", "cost", *SIDES))
+        given = _read_table(content, "statistic", (*STATISTIC, *SIDES))
         sides = [side for side in SIDES if side in given]
         if len(sides) != 1:
             raise ValueError("statistic: must have a threshold, either above or below")
@@ -151,6 +158,7 @@ class Claim:
             side=sides[0],  # type: ignore[arg-type]
             threshold=_read_number(given, sides[0], "statistic."),
             cost=given.get("cost", ""),
+            measure=given.get("measure", "accuracy"),
             **{part: _read_table(given, part, where="statistic.") for part in ("of", "than", "at")},
         )
         given_equal = _read_table(content, "equal", COUNTS)

@@ -42,6 +42,9 @@ UNITS = {
     "active": ("million", 1e6, "parameters that one token uses"),
 }
 """Unit, its size, and what is measured, by cost."""
+DOES = {"accuracy": "is right as often", "bits": "takes as few bits"}
+CEILINGS = {"accuracy": 1.0, "bits": 0.0}
+"""The most that a setting can reach, by measure."""
 MEASURED_COST = ("round", "cost")
 """Columns of a table of costs, beside the factors and seq_len."""
 
@@ -51,12 +54,13 @@ class StatisticValue:
     """The value of a statistic.
 
     Attributes:
-        value: in the unit of accuracy, or a ratio; NaN where runs are missing.
+        value: in the unit of accuracy, in bits saved, or a ratio; NaN where runs are missing.
         seeds: replicates of each setting, the fewest; of a ratio, rounds.
         places: how many combinations of the other factors it was computed over.
         where: the place of the least or greatest; empty for a difference.
         most: the largest value that a difference can have, if the first setting is always right.
-        best: of a difference, the mean accuracy of the better setting; infinite for all else.
+        best: of a difference, the mean accuracy of the better setting, or minus its bits; infinite
+            for all else.
         surely: the lower end of that mean's 95 % interval over seeds.
         confidence: of the interval.
     """
@@ -80,31 +84,43 @@ def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
     return table
 
 
-def score(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with diverged runs counted as accuracy 0, on every split."""
+def score(table: pl.DataFrame, measure: str = "accuracy", floor: float = 0.0) -> pl.DataFrame:
+    """Return the table with what is compared as its accuracy, of which more is better.
+
+    Of bits, it is minus the bits that a token takes. A run that diverged has an accuracy of 0 on
+    every split, or takes the bits of a guess.
+
+    Args:
+        floor: minus the bits of a guess; not used for accuracies.
+    """
     diverged = pl.col("status") == "diverged"
-    return table.with_columns(
+    scored = table.with_columns(
         pl.when(diverged).then(0.0).otherwise(pl.col(name)).alias(name)
         for name in ("accuracy", "validation", "low", "high")
     )
+    if measure == "accuracy":
+        return scored
+    saved = pl.when(diverged).then(floor).otherwise(-pl.col("loss") / math.log(2))
+    return scored.with_columns(accuracy=saved, low=None, high=None)
 
 
 def estimate(
-    table: pl.DataFrame, statistic: Statistic, places: list[str], confidence: float = CONFIDENCE
+    scored: pl.DataFrame, statistic: Statistic, places: list[str], confidence: float = CONFIDENCE
 ) -> StatisticValue:
-    """Return the statistic of a table at the best learning rates.
+    """Return the statistic of a table from `score` at the best learning rates.
 
     Args:
+        scored: the rows at which the claim is made.
         places: the factors besides those that the statistic names, the learning rate and the seed.
         confidence: of its interval.
     """
-    scored = score(select(table, statistic.at))
     if statistic.kind == "difference":
         ours, theirs = (
             average_seeds(choose_rates(select(scored, values), places), places)
             for values in (statistic.of, statistic.than)
         )
-        return compare(ours, theirs, count_places(scored, places), confidence)
+        ceiling = CEILINGS[statistic.measure]
+        return compare(ours, theirs, count_places(scored, places), confidence, ceiling)
     chosen = choose_rates(select(scored, statistic.of), places)
     return _find_extreme(chosen, statistic, places, confidence)
 
@@ -132,22 +148,25 @@ def compare(
     theirs: Float[np.ndarray, " m"],
     places: int,
     confidence: float = CONFIDENCE,
+    ceiling: float = 1.0,
 ) -> StatisticValue:
-    """Return the difference of two means over seeds, with Welch's interval."""
+    """Return the difference of two means over seeds, each at most `ceiling`: Welch's interval."""
     from scipy import stats
 
     seeds = min(len(ours), len(theirs))
     if seeds == 0:
         return StatisticValue(places=places)
-    value, most = float(ours.mean() - theirs.mean()), 1 - float(theirs.mean())
+    value, most = float(ours.mean() - theirs.mean()), ceiling - float(theirs.mean())
     better = max(ours, theirs, key=np.mean)
-    surely = bound_mean(better.tolist())[0] if len(better) >= FEWEST else -math.inf
+    surely = bound_by_student(better.tolist())[0] if len(better) >= FEWEST else -math.inf
     low, high = -math.inf, math.inf
-    if seeds >= FEWEST and ours.std() == theirs.std() == 0:
+    if seeds >= FEWEST:
+        a, b = (runs.var(ddof=1) / len(runs) for runs in (ours, theirs))
         low = high = value
-    elif seeds >= FEWEST:
-        ends = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
-        low, high = float(ends.low), float(ends.high)
+        if a + b > 0:
+            freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))
+            ends = stats.t.interval(confidence, freedom, value, math.sqrt(a + b))
+            low, high = map(float, ends)
     best = float(better.mean())
     return StatisticValue(
         value, low, high, seeds, places, most=most, best=best, surely=surely, confidence=confidence
@@ -216,7 +235,7 @@ class ClaimVerdict:
 
 @dataclass(frozen=True)
 class Floor:
-    """Accuracy that takes no learning, averaged over the places that a claim compares.
+    """What takes no learning, averaged over the places that a claim compares: as `score` returns.
 
     Attributes:
         shortcut_name: the best shortcut; empty without any.
@@ -252,7 +271,7 @@ def decide(
     floor = floor or Floor()
     names = [*factors] + ["seq_len"] * ("seq_len" not in factors)
     places = [n for n in names if n not in {*statistic.of, *statistic.than, RATE, "seed"}]
-    relevant = select(table, statistic.at)
+    relevant = score(select(table, statistic.at), statistic.measure, floor.chance)
     runs = relevant.select(list(factors)).n_unique()
     missing = relevant.filter(~pl.col("status").is_in(ENDED)).unique(list(factors))
     if len(missing) or not runs:
@@ -261,15 +280,16 @@ def decide(
         )
         why = f"not all runs have ended: {counts} of {runs}"
         return ClaimVerdict("undecided", why, True, StatisticValue(), runs, len(missing))
-    found = estimate(table, statistic, places, correct(looks))
+    found = estimate(relevant, statistic, places, correct(looks))
     outcome, because = judge(found, statistic, floor.chance)
-    if found.best < floor.shortcut:
+    if floor.shortcut_name and found.best < floor.shortcut:
+        does = DOES[statistic.measure]
         because += (
-            f"; no setting is right as often as the shortcut {floor.shortcut_name!r} "
-            f"({found.best:.3g} and {floor.shortcut:.3g})"
+            f"; no setting {does} as the shortcut {floor.shortcut_name!r} "
+            f"({abs(found.best):.3g} and {abs(floor.shortcut):.3g})"
         )
-    because += _find_edge(score(relevant), statistic, places)
-    change = _find_change(score(relevant), statistic, places)
+    because += _find_edge(relevant, statistic, places)
+    change = _find_change(relevant, statistic, places)
     if outcome != "undecided" and change:
         outcome, because = "undecided", change
     return ClaimVerdict(outcome, because, False, found, runs, 0)
@@ -285,9 +305,8 @@ def judge(
     if found.low > line or found.high < line:
         if found.surely - chance <= abs(line):
             return "undecided", (
-                f"neither setting has surely learned enough to differ by {abs(line):g}: the better "
-                f"one has an accuracy of {found.best:.3g} ({found.surely:.3g} or more), and chance "
-                f"is {chance:.3g}"
+                f"neither setting has surely learned enough to differ by {abs(line):g}: "
+                f"{_name_best(found, statistic)}, and chance is {abs(chance):.3g}"
             )
         side = "above" if found.low > line else "below"
         holds = (side == "above") is above
@@ -300,6 +319,12 @@ def judge(
     if not math.isfinite(found.high - found.low):
         return "undecided", "one seed has no interval"
     return "undecided", f"the interval includes {line:g}"
+
+
+def _name_best(found: StatisticValue, statistic: Statistic) -> str:
+    if statistic.measure == "bits":
+        return f"the better one takes {-found.best:.3g} bits ({-found.surely:.3g} or fewer)"
+    return f"the better one has an accuracy of {found.best:.3g} ({found.surely:.3g} or more)"
 
 
 def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> str:

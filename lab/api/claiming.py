@@ -1,6 +1,7 @@
 """Deciding a claim: run the sweep that decides it, and judge what came out."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -274,7 +275,7 @@ def measure_floor(statistic: Statistic, sweep: Sweep) -> Floor:
             named = {**cell.factors, "seq_len": length}
             if any(setting.items() <= named.items() for setting in settings):
                 at = task if length == task.seq_len else task.resize(length)
-                known[repr(at)] = known.get(repr(at)) or _score(at)
+                known[repr(at)] = known.get(repr(at)) or _score(at, statistic.measure)
                 found.append(known[repr(at)])
     if not found:
         return Floor()
@@ -284,10 +285,13 @@ def measure_floor(statistic: Statistic, sweep: Sweep) -> Floor:
     return Floor(chance, name, means.get(name, chance))
 
 
-def _score(task: Task) -> dict[str, float]:
-    """Return the accuracy of chance and of each shortcut."""
-    scores = audit(task, rows=ROWS).scores
-    return {score.name: score.accuracy for score in scores if score.name != "oracle"}
+def _score(task: Task, measure: str) -> dict[str, float]:
+    """Return the accuracy of chance and of each shortcut, or minus their bits."""
+    found = audit(task, rows=ROWS)
+    if measure == "bits":
+        saved = {name: -bits for name, bits in found.bits.items()}
+        return {"chance": -math.log2(task.vocab_size), **saved}
+    return {score.name: score.accuracy for score in found.scores if score.name != "oracle"}
 
 
 def check_parameters(equal: Mapping[str, float], statistic: Statistic, sweep: Sweep) -> list[str]:

@@ -32,9 +32,11 @@ LAST_BYTES = 4_096
 """Bytes that are read from the end of a file of metrics to find its last row."""
 VALIDATION_SHARE = 4
 """Test rows per validation row: validation rows only choose among settings."""
+OF_TEST = {"test": "accuracy", "interval": "interval", "loss": "loss"}
+"""What is kept of an evaluation on test rows: its name in an entry, and in the evaluation."""
 Entry = dict[str, Any]
 """seq_len, step of the weights, test and validation accuracy, interval of the former over rows,
-bytes of state that a row of this length takes."""
+loss on test rows, bytes of state that a row of this length takes."""
 
 
 def open_run(out: Path, cell: Cell) -> Run | None:
@@ -140,7 +142,7 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> None:
         model, rows = run.load_model(step), run.train.test_rows
         if entry["test"] is None:
             test = _evaluate(run, model, length, "test", rows)
-            entry |= {"test": test["accuracy"], "interval": test["interval"]}
+            entry |= {name: test[field] for name, field in OF_TEST.items()}
             entry["state_bytes"] = measure_state(model, length).bytes
         fewer = max(1, rows // VALIDATION_SHARE)
         entry["validation"] = _evaluate(run, model, length, "validation", fewer)["accuracy"]
@@ -187,6 +189,7 @@ def read_records(run: Run) -> Entry | None:
         "step": result["steps"],
         "test": result["accuracy"],
         "interval": result.get("interval"),
+        "loss": result.get("loss"),
         "state_bytes": result.get("state_bytes"),
         "validation": stages[-1].accuracy if at_full else None,
     }

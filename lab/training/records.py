@@ -156,6 +156,7 @@ class LengthEntry(TypedDict):
     test: Share | None
     interval: Interval | None
     validation: Share | None
+    loss: NotRequired[float | None]
     state_bytes: NotRequired[Count | None]
 
 

@@ -108,6 +108,50 @@ def test_a_shortcut_that_beats_every_setting_is_said():
     assert "shortcut" not in worse.because
 
 
+def test_bits_are_compared_as_bits_that_are_saved():
+    rng = np.random.default_rng(0)
+    table = plant({"a": 0.6, "b": 0.6}, rng, spread=0.01)
+    bits = pl.when(mixer="a").then(2.1).otherwise(2.2) + 0.002 * pl.col("seed")
+    table = table.with_columns(loss=bits * np.log(2))
+    saved = replace(DIFFERENCE, threshold=0.05, measure="bits")
+    floor = Floor(-8.0, "5-gram", -2.12)
+    found = decide(table, saved, FACTORS, floor)
+    assert (found.outcome, found.because) == ("holds", "the whole interval lies above 0.05")
+    assert found.estimate.value == pytest.approx(0.1)
+    assert decide(table, replace(saved, threshold=0.2), FACTORS, floor).outcome == "fails"
+    better = decide(table, saved, FACTORS, replace(floor, shortcut=-2.0))
+    assert "no setting takes as few bits as the shortcut '5-gram' (2.1 and 2)" in better.because
+    lost = table.with_columns(loss=pl.col("loss") + 5.87 * np.log(2))
+    assert "the better one takes 7.97 bits (" in decide(lost, saved, FACTORS, floor).because
+    claim: Any = SimpleNamespace(statistic=saved)
+    said = Card(claim, "smoke", found, None, 3, {}, ()).summarize()
+    assert ". difference of bits +0.1000, 95 %: +0.09" in said
+    diverged = table.with_columns(
+        status=pl.when(mixer="b").then(pl.lit("diverged")).otherwise("status"),
+        loss=pl.when(mixer="b").then(None).otherwise("loss"),
+    )
+    found = decide(diverged, saved, FACTORS, floor)
+    assert found.estimate.value == pytest.approx(8 - 2.102)
+
+
+def test_the_bits_of_a_task_are_those_of_its_references(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("a cat sat. " * 400)
+    file = tmp_path / "tiny.toml"
+    options = f'path = "{text}"\nbatch_size = 4'
+    file.write_text(
+        TINY.replace('"least"', '"difference"\nthan = { d_model = 12 }\nmeasure = "bits"')
+        .replace("[8]", "[8, 12]")
+        .replace('"mqar"', '"bytes"')
+        .replace("vocab_size = 32\nbatch_size = 4", options)
+        .replace("start_len = 8\n", "")
+    )
+    stated = Claim.read(file)
+    found = measure_floor(stated.statistic, build_sweep(stated, "smoke"))
+    assert (found.chance, found.shortcut_name) == (-8, "5-gram with back-off")
+    assert -0.2 < found.shortcut < 0
+
+
 def test_the_floor_is_that_of_the_lengths_that_a_claim_compares():
     stated = Claim.read(HOME / "rotary-extrapolation.toml")
     found = measure_floor(stated.statistic, build_sweep(stated, "smoke"))
@@ -337,6 +381,8 @@ def test_the_lab_lists_its_claims():
         ("[power]", "[equal]\ntotal = 2\n[power]", "equal.total=2.0: must be in [0, 1)"),
         ("[power]", "[equal]\nheads = 0\n[power]", "unknown part equal.heads"),
         ("[power]", "[power", "cannot be read"),
+        ("above = 0.9", 'above = 0.9\nmeasure = "bits"', "measure=bits: must be of a difference"),
+        ("above = 0.9", 'above = 0.9\nmeasure = "bit"', "measure='bit': must be one of accuracy"),
         ("seeds = 2", "looks = [3, 2]", "smoke.looks=[3, 2]: must be whole numbers ≥ 2 that grow"),
         ("seeds = 2", "seeds = 2\nlooks = [2]", "smoke.looks=[2]: has seeds too"),
     ],
