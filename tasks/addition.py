@@ -68,7 +68,9 @@ class Addition(Task):
     role_names: ClassVar[tuple[str, ...]] = ("number", "plus", "equals", "sum", "padding")
     separates: ClassVar[str] = "carries; length generalisation"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset({"seq_len": 20, "shortest": 6, "base": 5}, "LOG.md, the suite end to end"),
+        "small": Preset(
+            {"seq_len": 20, "shortest": 6, "base": 5}, "LOG.md, the suite end to end", seconds=100
+        ),
         "published": Preset(
             {"seq_len": 122, "shortest": 1, "p_chain": 0.1},
             "Zhou et al. 2024: numbers of 1 to 40 digits, all reversed",

@@ -42,12 +42,14 @@ class Preset:
         source: where the size comes from.
         stack: layers that learn it, in stack notation, where the usual ones do not.
         layers: options of these layers, as `lab.config.ModelConfig.options`.
+        seconds: of training on one thread until it was learned (LOG.md); None if not known.
     """
 
     options: Mapping[str, Any]
     source: str
     stack: str | None = None
     layers: Mapping[str, Any] = field(default_factory=dict)
+    seconds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,7 @@ class Capo(Task):
                 "n_values": 32,
             },
             "LOG.md, the suite end to end",
+            seconds=43,
         ),
         "published": Preset(
             {

@@ -57,7 +57,9 @@ class Compositional(Task):
     grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
-            {"seq_len": 24, "n_pairs": 4, "vocab_size": 32}, "LOG.md, the suite end to end"
+            {"seq_len": 24, "n_pairs": 4, "vocab_size": 32},
+            "LOG.md, the suite end to end",
+            seconds=91,
         ),
         "published": Preset(
             {"seq_len": 512, "n_pairs": 64},

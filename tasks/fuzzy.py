@@ -67,7 +67,9 @@ class Fuzzy(Task):
     grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
-            {"seq_len": 64, "n_pairs": 5, "vocab_size": 16}, "LOG.md, the suite end to end"
+            {"seq_len": 64, "n_pairs": 5, "vocab_size": 16},
+            "LOG.md, the suite end to end",
+            seconds=75,
         ),
         "published": Preset(
             {"seq_len": 128, "n_pairs": 7, "vocab_size": 16},

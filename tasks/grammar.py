@@ -89,6 +89,7 @@ class Grammar(Task):
         "small": Preset(
             {"seq_len": 64, "depth": 3, "min_rules": 2, "max_rules": 2},
             "LOG.md, the suite end to end; two rules as in cfg3b",
+            seconds=206,
         ),
         "published": Preset(
             {"seq_len": 512, "depth": 6},

@@ -65,6 +65,7 @@ class Hops(Task):
             "LOG.md, the suite end to end",
             stack="SM AM*2",
             layers={"S.position": "conv"},
+            seconds=150,
         ),
         "published": Preset(
             {"seq_len": 100, "n_pairs": 24, "hops": 5, "vocab_size": 30},

@@ -68,6 +68,7 @@ class JointRecall(Task):
         "small": Preset(
             {"seq_len": 44, "n_contexts": 3, "n_keys": 3, "vocab_size": 26},
             "LOG.md, the suite end to end",
+            seconds=74,
         ),
         "published": Preset(
             {

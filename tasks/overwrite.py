@@ -57,7 +57,9 @@ class Overwrite(Task):
     grows: ClassVar[tuple[str, ...]] = ("seq_len", "n_pairs")
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
-            {"seq_len": 64, "n_pairs": 4, "vocab_size": 64}, "LOG.md, the suite end to end"
+            {"seq_len": 64, "n_pairs": 4, "vocab_size": 64},
+            "LOG.md, the suite end to end",
+            seconds=54,
         ),
         "published": Preset(
             {"seq_len": 1024, "n_pairs": 46},

@@ -44,6 +44,8 @@ class TaskSummary:
         chance: accuracy of a uniform guess over the legal answers, in [0, 1].
         microseconds: time a row takes on this machine, the median of a few batches.
         presets: sizes by name.
+        seconds: of training on one thread after which the preset small was learned; None if not
+            known.
         grows: options that lengthening scales; none if the task does not grow.
         grows_from: tokens a row at which training starts.
         why_fixed: why the task does not grow; empty where it does.
@@ -56,6 +58,7 @@ class TaskSummary:
     chance: float
     microseconds: float
     presets: dict[str, Size]
+    seconds: int | None
     grows: tuple[str, ...]
     grows_from: int
     why_fixed: str
@@ -75,6 +78,7 @@ def survey_tasks() -> Iterator[TaskSummary]:
             presets={
                 name: _measure_size(kind(**preset.options)) for name, preset in kind.presets.items()
             },
+            seconds=kind.presets["small"].seconds if "small" in kind.presets else None,
             grows=task.grows,
             grows_from=list_stages(task, GROWING)[0].task.seq_len,
             why_fixed=task.why_fixed,

@@ -69,16 +69,20 @@ def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> Renderabl
 
 
 def _format_numbers(entry: "TaskSummary") -> tuple[str, ...]:
+    small, published = (
+        _format_size(entry.presets[name]) if name in entry.presets else "—"
+        for name in ("small", "published")
+    )
+    if entry.seconds is not None:
+        small += f", learned in {entry.seconds} s"
     return (
         f"{entry.scored:,.0f}" if entry.scored == int(entry.scored) else f"{entry.scored:,.1f}",
         f"{entry.chance:.2g}",
         f"{entry.microseconds:,.0f}" if entry.microseconds >= 10 else f"{entry.microseconds:.1f}",
         _format_size(entry.size),
         f"{entry.grows_from:,}" if entry.grows else "—",
-        *(
-            _format_size(entry.presets[name]) if name in entry.presets else "—"
-            for name in ("small", "published")
-        ),
+        small,
+        published,
     )
 
 
