@@ -5,6 +5,7 @@ of the README is made. Its path says what it shows:
 
     images/RUN/FIGURE.png     a figure of the newest run folder of that name, below runs/
     images/RUN/report.png     the first screen of that run's report
+    images/atlas/SCALE.png    abilities × mixers at that scale, of the runs that come with the lab
     images/NAME.png           the page runs/gallery/NAME.html, or what a command wrote there itself
 
 A picture that stands beside another (`width="49%"`) is drawn narrower, so that one can read it.
@@ -23,15 +24,19 @@ from playwright.sync_api import sync_playwright
 
 from analysis.base import Subject
 from analysis.examination import examine
-from analysis.figures.theme import WIDTH
+from analysis.figures.theme import WIDTH, add_title
 from analysis.pages.export import find_browser, save_all
 from analysis.pages.page import draw_figures
+from analysis.profile.findings import AbilityMap
+from analysis.profile.scores import collect_scores
+from lab.api.profiling import ATLAS, read_comparable
 from lab.training.run import Run
 
 HOME = Path(__file__).parents[2]
 IMAGES = HOME / "docs" / "images"
 RUNS = (HOME / "runs" / "gallery", HOME / "runs")
 PICTURE = re.compile(r'images/([\w/-]+\.png)"?(?: width="(\d+)%")?')
+ATLAS_FOLDER = "atlas"
 NARROW = 420
 """Width of a figure that stands beside another, px of its layout."""
 TITLE = 52
@@ -87,7 +92,12 @@ def find_run(name: str) -> Run:
 def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
     """Draw figures of runs, each as wide as the share of the page that it takes."""
     found = {}
-    for run in {path.parent.name for path in wanted}:
+    for path in wanted:
+        if path.parent.name == ATLAS_FOLDER:
+            scores = collect_scores(read_comparable(ATLAS, path.stem))
+            chart = AbilityMap(tuple(scores))
+            found[path] = add_title(chart.figure(), chart.title, f"--scale {path.stem}")
+    for run in {path.parent.name for path in wanted} - {ATLAS_FOLDER}:
         mine = {path: share for path, share in wanted.items() if path.parent.name == run}
         only = {path.stem.rpartition("-")[0] for path in mine}
         figures = draw_figures(examine(Subject.of(find_run(run)), sorted(only)))

@@ -155,8 +155,8 @@ def test_the_bits_of_a_task_are_those_of_its_references(tmp_path):
 def test_the_floor_is_that_of_the_lengths_that_a_claim_compares():
     stated = Claim.read(HOME / "rotary-extrapolation.toml")
     found = measure_floor(stated.statistic, build_sweep(stated, "smoke"))
-    assert stated.statistic.at == {"seq_len": 128}
-    task = TASKS["induction"](seq_len=32).resize(128)
+    assert stated.statistic.at == {"seq_len": 1024}
+    task = TASKS["induction"](seq_len=32).resize(1024)
     scores = {score.name: score.accuracy for score in audit(task, rows=64).scores}
     assert found == Floor(task.chance, found.shortcut_name, scores[found.shortcut_name])
     assert found.shortcut == max(scores[name] for name in scores if name != "oracle")
