@@ -132,12 +132,12 @@ def summarize_mixers(
     for name in names:
         kind = MIXERS[name]
         heads = {"n_heads": n_heads} if "n_heads" in read_parameters(kind.cls) else {}
-        fixed, token = measure_state(kind.cls(d_model, **heads), d_model)
+        fixed, token = split_state(kind.cls(d_model, **heads), d_model)
         options = list_options(kind.cls)
         yield MixerSummary(name, kind.letter, kind.says, kind.source, fixed, token, options)
 
 
-def measure_state(mixer: Mixer, d_model: int) -> tuple[int, int]:
+def split_state(mixer: Mixer, d_model: int) -> tuple[int, int]:
     """Return the bytes of a mixer's state for one row: those always there, and those a token."""
     short, long = map(Block(d_model, mixer, None).state_bytes, TOKENS)
     token = (long - short) // (TOKENS[1] - TOKENS[0])

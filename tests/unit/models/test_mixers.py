@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lab.cli.app import app
 from lab.layers.attention import Attention
 from lab.models import CLASSES, MIXERS, Block, build
-from lab.models.mixers import list_options, measure_state, summarize_mixers
+from lab.models.mixers import list_options, split_state, summarize_mixers
 
 
 def test_every_letter_and_every_word_is_a_mixer():
@@ -32,7 +32,7 @@ def test_states_are_measured():
     assert (found["attention"].fixed_bytes, found["attention"].token_bytes) == (0, 2 * 32 * 4)
     assert (found["ssd"].fixed_bytes, found["ssd"].token_bytes) == (128 * 32 * 4, 0)
     # A bias a head and a token with a mask; one head of keys halves the rest.
-    assert measure_state(Attention(32, 2, n_kv_heads=1, mask="value"), 32) == (0, (2 * 16 + 1) * 4)
+    assert split_state(Attention(32, 2, n_kv_heads=1, mask="value"), 32) == (0, (2 * 16 + 1) * 4)
 
 
 @pytest.mark.parametrize("name", MIXERS)
