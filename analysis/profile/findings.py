@@ -142,9 +142,8 @@ class RecallCurves(Finding):
             )
             for score in self._shown
         ]
-        ticks = {k: f"{k:g}" for k in (length / about.unit_tokens for length in about.lengths)}
         panel = Curves(lines, Axis("accuracy", "share"), levels={"": HALF})
-        return curves([panel], Axis("stored pairs", "count", "log", ticks=ticks))
+        return curves([panel], Axis("stored pairs", "count", "log", ticks=_list_pairs()))
 
 
 @dataclass(frozen=True)
@@ -166,53 +165,67 @@ class RecallPerByte(Finding):
     )
 
     @property
-    def points(self) -> list[tuple[str, int, float]]:
-        """Mixer, bytes and pairs, by bytes."""
-        found = [
-            (s.mixer, s.state_bytes, s.value)
-            for s in self.scores
-            if s.ability == CHOOSER and s.state_bytes
-        ]
-        return sorted(found, key=lambda point: point[1:])
+    def points(self) -> list[AbilityScore]:
+        """The scores of mixers whose bytes are known, by bytes."""
+        found = (s for s in self.scores if s.ability == CHOOSER and s.state_bytes)
+        return sorted(found, key=lambda score: (score.state_bytes, score.value))
 
     @property
     def says(self) -> str:
-        """The mixer with the most pairs per byte, of those that recall half of the fewest pairs."""
-        able = [point for point in self.points if point[2] > FEWEST_PAIRS]
+        """The mixers with the most pairs per byte, of those that recall half of the fewest."""
+        able = [score for score in self.points if score.level > 0]
         if not able:
             return f"No mixer whose state is known recalls half of {FEWEST_PAIRS:g} pairs."
-        name, size, most = max(able, key=lambda point: point[2] / point[1])
+        best = max(map(_count_per_byte, able))
+        names = [
+            f"{s.mixer}, {s} in {s.state_bytes:,} bytes" for s in able if _count_per_byte(s) == best
+        ]
         return (
-            f"The most pairs per byte of state: {name}, {most:,.0f} pairs in {size:,} bytes; "
-            f"mixers whose state is known: {len(self.points)}."
+            f"The most pairs per byte of state: {'; '.join(names)}. Mixers whose state is known: "
+            f"{len(self.points)}."
         )
 
     def numbers(self) -> Table:
         """Return bytes and pairs of each mixer, and which part of the state's bits tell values."""
         bits = math.log2(ABILITIES[CHOOSER].options["vocab_size"] / 2)
         rows = []
-        for name, size, count in self.points:
-            able = count > FEWEST_PAIRS
-            pairs = f"{count:,.0f}" if able else f"< {FEWEST_PAIRS:g}"
-            share = percent(HALF * bits * count / (8 * size), 2) if able else "–"
-            rows.append((name, f"{size:,}", pairs, share))
+        for score in self.points:
+            share = percent(HALF * bits * _count_per_byte(score) / 8, 2) if score.level else "–"
+            pairs = str(score).removesuffix(f" {ABILITIES[CHOOSER].unit}")
+            rows.append((score.mixer, f"{score.state_bytes:,}", pairs, share))
         heads = ("mixer", "bytes of state", "pairs", "bits of recall / bits of state")
         return Table(heads, tuple(rows))
 
     def figure(self) -> go.Figure:
-        """Draw a dot for each mixer."""
-        groups: dict[str, list[tuple[str, int, float]]] = {}
-        for point in self.points:
-            own = point[0] == self.mixer
+        """Draw a dot for each mixer, the one that is marked on top."""
+        groups: dict[str, list[AbilityScore]] = {}
+        for score in sorted(self.points, key=lambda score: score.mixer == self.mixer):
+            own = score.mixer == self.mixer
             label = self.mixer if own else "other mixers" if self.mixer else "mixers"
-            groups.setdefault(label, []).append(point)
-        lines = []
-        for label, points in groups.items():
-            names, sizes, counts = zip(*points, strict=True)
-            line = Line(label, np.array(sizes), np.array(counts), shape="points", notes=names)
-            lines.append(line)
-        y, x = Axis("pairs", "count", "log"), Axis("bytes of state", "count", "log")
-        return curves([Curves(lines, y)], x)
+            groups.setdefault(label, []).append(score)
+        lines = [
+            Line(
+                label,
+                np.array([score.state_bytes for score in group]),
+                np.array([score.value for score in group]),
+                shape="points",
+                notes=[f"{score.mixer}, {score}" for score in group],
+            )
+            for label, group in groups.items()
+        ]
+        y = Axis("pairs", "count", "log", ticks=_list_pairs())
+        return curves([Curves(lines, y)], Axis("bytes of state", "count", "log"))
+
+
+def _count_per_byte(score: AbilityScore) -> float:
+    """Return pairs per byte; only of scores whose bytes are known."""
+    return score.value / (score.state_bytes or math.nan)
+
+
+def _list_pairs() -> dict[float, str]:
+    """Return the stored pairs of each row length of recall, as ticks of an axis."""
+    about = ABILITIES[CHOOSER]
+    return {count: f"{count:g}" for count in (n / about.unit_tokens for n in about.lengths)}
 
 
 @dataclass(frozen=True)

@@ -538,7 +538,11 @@ class Recurrence(Mixer):
         if terms.own is not None:  # the state before a token is read
             before = torch.zeros_like(last) if memory is None else memory
             states = torch.cat([before[:, None], states[:, :-1]], 1)
-        z = torch.einsum("bthnp,bthn->bthp", self.hook_state(states), terms.q.to(states))
+        states, q = self.hook_state(states), terms.q.to(states)
+        if states.shape[-1] == 1:  # matrices of one column are slow to multiply
+            z = (states * q[..., None]).sum(-2)
+        else:
+            z = torch.einsum("bthnp,bthn->bthp", states, q)
         if terms.own is not None:
             own = terms.own[..., None] * terms.v
             z = z + (own.sum(2) if own.ndim == 5 else own)

@@ -2,11 +2,11 @@
 
     h_t = a_t ⊙ h_{t−1} + w_t
 
-Two neighbouring tokens are one token of a recurrence that is half as long: its decay is
-a_{t+1} a_t, and it writes a_{t+1} w_t + w_{t+1}. The states of that recurrence are every second
-state of this one. Nothing is divided by a decay, so that none is too strong.
+Tokens are in chunks, and all chunks go on at once, a token at a time, each from nothing. What a
+chunk began with is then added, under the product of the decays since. Nothing is divided by a
+decay, so that none is too strong.
 
-Source: Blelloch 1990, Prefix sums and their applications.
+Source: Blelloch 1990, Prefix sums and their applications: a scan in two levels.
 """
 
 import torch
@@ -41,7 +41,7 @@ def scan(
     if initial_state is not None:
         first = written[:, :1] + decay[:, :1] * initial_state[:, None].to(written)
         written = torch.cat([first, written[:, 1:]], 1)
-    return _halve(decay, written) if needs_plain() else _Scan.apply(decay, written)
+    return _scan_chunks(decay, written) if needs_plain() else _Scan.apply(decay, written)
 
 
 def scan_loop(
@@ -59,16 +59,24 @@ def scan_loop(
     return torch.stack(states, 1)
 
 
-def _halve(decay, written):
-    t = written.shape[1]
-    if t == 1:
-        return written
-    (a, b), (v, w) = (z[:, : t - t % 2].unflatten(1, (-1, 2)).unbind(2) for z in (decay, written))
-    second = _halve(a * b, b * v + w)
-    third = written[:, 2::2] + decay[:, 2::2] * second[:, : (t - 1) // 2]
-    first = torch.cat([written[:, :1], third], 1)
-    states = torch.stack([first[:, : t // 2], second], 2).flatten(1, 2)
-    return states if t % 2 == 0 else torch.cat([states, first[:, -1:]], 1)
+def _scan_chunks(decay, written, *, backwards=False):
+    """Return the states, from the first token on, or from the last one."""
+    order, t = -1 if backwards else 1, written.shape[1]
+    chunk_len = 2 ** round(t.bit_length() / 2)  # about as many chunks as tokens in each
+    if padding := -t % chunk_len:
+        nothing = written.new_zeros(written.shape[0], padding, *written.shape[2:])
+        decay, written = (torch.cat([z, nothing.to(z)], 1) for z in (decay, written))
+    decays, writes = (z.unflatten(1, (-1, chunk_len)).unbind(2)[::order] for z in (decay, written))
+    states, products = [writes[0]], [decays[0]]
+    for a, w in zip(decays[1:], writes[1:], strict=True):
+        states.append(torch.addcmul(w, a, states[-1]))
+        products.append(a * products[-1])
+    first = [torch.zeros_like(written[:, 0])]
+    for a, w in list(zip(products[-1].unbind(1), states[-1].unbind(1), strict=True))[::order][:-1]:
+        first.append(torch.addcmul(w, a, first[-1]))
+    begun = torch.stack(first[::order], 1)
+    whole = [torch.addcmul(w, a, begun) for a, w in zip(products, states, strict=True)]
+    return torch.stack(whole[::order], 2).flatten(1, 2)[:, :t]
 
 
 class _Scan(torch.autograd.Function):
@@ -76,7 +84,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, decay, written):
-        states = _halve(decay, written)
+        states = _scan_chunks(decay, written)
         ctx.save_for_backward(decay, written, states)
         return states
 
@@ -84,9 +92,9 @@ class _Scan(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[override]
         decay, written, states = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiate(_halve, (decay, written), (grad,))
+            return differentiate(_scan_chunks, (decay, written), (grad,))
         later = torch.cat([decay[:, 1:], decay[:, :1]], 1)
-        to_written = _halve(later.flip(1), grad.flip(1)).flip(1)
+        to_written = _scan_chunks(later, grad, backwards=True)
         to_decay = torch.zeros_like(decay)
         to_decay[:, 1:] = to_written[:, 1:] * states[:, :-1]
         return to_decay, to_written

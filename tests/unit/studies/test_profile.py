@@ -71,14 +71,14 @@ def test_skill_is_counted_from_chance_or_a_shortcut_to_the_best_possible():
 
 
 def test_scores_are_means_over_seeds_at_the_chosen_rate():
-    runs = [planted("recall", 1, 1, 1, 0.8, 0.4, rate="half")]  # the best on validation rows
-    runs += [planted("recall", 1, 1, 0, 0, 0), planted("recall", rate="double")]
+    runs = [planted("recall", 1, 1, 1, 1, 1, 0.8, 0.4, rate="half")]  # the best on validation rows
+    runs += [planted("recall", 1, 1, 0, 0, 0, 0, 0), planted("recall", rate="double")]
     for seed, share in enumerate((0.6, 0.8, 1.0)):
         runs.append(planted("overwrite", share, rate="half", seed=seed))
         runs.append(planted("overwrite", 0.1, seed=seed))
     recall, overwrite = collect_scores(frame(*runs))
-    assert (recall.seeds, recall.accuracies[256]) == (1, 0.4)
-    assert 32 < recall.value < 64
+    assert (recall.seeds, recall.accuracies[1024]) == (1, 0.4)
+    assert 128 < recall.value < 256
     above = (0.8 - 1 / 32) / (1 - 1 / 32)  # chance is 1/32
     assert overwrite.value == pytest.approx(above)
     half = 4.303 * 0.2 / math.sqrt(3) / (1 - 1 / 32)  # Student's
@@ -89,17 +89,17 @@ def test_scores_are_means_over_seeds_at_the_chosen_rate():
 def test_a_run_that_diverged_has_learned_nothing_and_ends_are_said():
     found = collect_scores(
         frame(
-            planted("recall", 1, 1, 1, 1, 1),
+            planted("recall", 1, 1, 1, 1, 1, 1, 1),
             planted("copy"),
             planted("parity", 0.5, 0.5, 0.5, 0.5, 0.5, 0.5),
         )
     )
-    assert [str(score) for score in found] == ["≥ 64 pairs", "< 32 tokens", "< 4 bits"]
+    assert [str(score) for score in found] == ["≥ 256 pairs", "< 32 tokens", "< 4 bits"]
     assert [score.diverged for score in found] == [0, 1, 0]
 
 
 def test_storage_is_bits_a_parameter():
-    (_, storage) = collect_scores(frame(planted("recall", 1, 1, 1, 1, 1), planted("storage", 1.0)))
+    (_, storage) = collect_scores(frame(planted("recall", *[1] * 7), planted("storage", 1.0)))
     assert storage.value == pytest.approx(4096 * 5 / 1000)
     assert find_rate(frame(), "gdn") == "lab"
 

@@ -21,7 +21,7 @@ def score(
     mixer: str, level: float, ability: str = CHOOSER, state: int | None = None
 ) -> AbilityScore:
     ends = level - 0.01, level + 0.01
-    curve = {n: 1.0 if i <= 4 * level else 0.0 for i, n in enumerate(LENGTHS)}
+    curve = {n: 1.0 if i <= 6 * level else 0.0 for i, n in enumerate(LENGTHS)}
     return AbilityScore(mixer, ability, level, ends, curve, 1000, state, 3, 1, 0)
 
 
@@ -37,7 +37,7 @@ def recall(*levels: float) -> RecallCurves:
 
 def per_byte(*sizes: int) -> RecallPerByte:
     """Return mixers that recall 16 pairs each, with states of these sizes."""
-    scores = (score(f"m{i}", 0.5, state=size) for i, size in enumerate(sizes))
+    scores = (score(f"m{i}", 1 / 3, state=size) for i, size in enumerate(sizes))
     return RecallPerByte(tuple(scores), "m0")
 
 
@@ -61,12 +61,12 @@ CASES = [
     Case("planted", stand(0.9, 0.5, 0.4), has="higher mean: 1 of 1", lacks="no other mixer to"),
     Case("null", stand(0.1, 0.5, 0.4), has="higher mean: 0 of 1", lacks="have: 1"),
     Case("boundary", stand(0.0), has="no other mixer to compare", lacks="higher"),
-    Case("planted", recall(1.0, 0.5), has="m0 ≥ 64 pairs; m1 16 pairs", lacks="m2"),
+    Case("planted", recall(1.0, 1 / 3), has="m0 ≥ 256 pairs; m1 16 pairs", lacks="m2"),
     Case("null", recall(0.0), has="m0 < 4 pairs", lacks="≥"),
-    Case("boundary", recall(0.25), has="m0 8 pairs", lacks="<"),
+    Case("boundary", recall(1 / 6), has="m0 8 pairs", lacks="<"),
     Case("planted", per_byte(400, 100), has="m1, 16 pairs in 100 bytes", lacks="m0, 16"),
     Case("null", per_byte(100), has="known: 1", lacks="known: 2"),
-    Case("boundary", per_byte(100, 100), has="known: 2", lacks="known: 1"),
+    Case("boundary", per_byte(100, 100), "m0, 16 pairs in 100 bytes; m1, 16 pairs in 100 bytes."),
     Case("planted", chart(1.0, 0.0), has="two hops, by 100 %", lacks="recall"),
     Case("null", chart(0.5, 0.5), has="by 0 %", lacks="recall"),
     Case("boundary", chart(0.5), has="1 of 1", lacks="recall"),
