@@ -93,7 +93,7 @@ class _Scan(torch.autograd.Function):
         decay, written, states = ctx.saved_tensors
         if torch.is_grad_enabled():
             return differentiate(_scan_chunks, (decay, written), (grad,))
-        later = torch.cat([decay[:, 1:], decay[:, :1]], 1)
+        later = torch.cat([decay[:, 1:], torch.zeros_like(decay[:, :1])], 1)
         to_written = _scan_chunks(later, grad, backwards=True)
         to_decay = torch.zeros_like(decay)
         to_decay[:, 1:] = to_written[:, 1:] * states[:, :-1]
