@@ -71,9 +71,9 @@ def format_ends(low: float, high: float, form: Callable[[float], str]) -> str:
     return "[one row: no interval]" if math.isnan(low) else f"[{form(low)}, {form(high)}]"
 
 
-def join_names(names: Sequence[str]) -> str:
-    """Return "a", "a and b" or "a, b and c"."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def join_names(names: Sequence[str], word: str = "and") -> str:
+    """Return "a", "a and b" or "a, b and c", or with another word."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
 
 
 def name_head(layer: int, head: int) -> str:

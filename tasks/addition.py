@@ -69,7 +69,7 @@ class Addition(Task):
     separates: ClassVar[str] = "carries; length generalisation"
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
-            {"seq_len": 20, "shortest": 6, "base": 5}, "LOG.md, the suite end to end", seconds=100
+            {"seq_len": 20, "shortest": 6, "base": 5}, "LOG.md, small presets", seconds=100
         ),
         "published": Preset(
             {"seq_len": 122, "shortest": 1, "p_chain": 0.1},

@@ -64,7 +64,7 @@ class Brackets(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 16, "n_kinds": 4, "max_depth": 4},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             seconds=97,
         ),
         "published": Preset(

@@ -78,7 +78,7 @@ class Capo(Task):
                 "n_attributes": 4,
                 "n_values": 32,
             },
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             seconds=43,
         ),
         "published": Preset(

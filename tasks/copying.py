@@ -76,7 +76,7 @@ class Copy(Task):
     role_names: ClassVar[tuple[str, ...]] = ("string", "marker", "key", "echo", "padding")
     separates: ClassVar[str] = "length generalisation, RoPE"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset({"seq_len": 32}, "LOG.md, the suite end to end", seconds=98),
+        "small": Preset({"seq_len": 32}, "LOG.md, small presets", seconds=98),
         "published": Preset(
             {"seq_len": 100, "shortest": 8, "vocab_size": 27},
             "Jelassi et al. 2024, lengths by default in their code, 8 to 50, over 26 letters",

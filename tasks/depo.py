@@ -80,7 +80,7 @@ class Depo(Task):
                 "max_name_len": 1,
                 "n_letters": 10,
             },
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             stack="SN AN*2",
             layers={"S.position": "conv"},
         ),

@@ -51,7 +51,7 @@ class FlipFlop(Task):
     role_names: ClassVar[tuple[str, ...]] = ("instruction", "bit", "read", "padding")
     separates: ClassVar[str] = "rare errors of a hard mask"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset({"seq_len": 64}, "LOG.md, the suite end to end", seconds=77),
+        "small": Preset({"seq_len": 64}, "LOG.md, small presets", seconds=52),
         "published": Preset({"seq_len": 512, "p_ignore": 0.8}, "Liu et al. 2023, FFL(.8)"),
     }
     evaluations: ClassVar[dict[str, tuple[float, ...]]] = {"p_ignore": (0.98, 0.1)}

@@ -68,7 +68,7 @@ class Fuzzy(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "n_pairs": 5, "vocab_size": 16},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             seconds=75,
         ),
         "published": Preset(

@@ -88,7 +88,7 @@ class Grammar(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "depth": 3, "min_rules": 2, "max_rules": 2},
-            "LOG.md, the suite end to end; two rules as in cfg3b",
+            "LOG.md, small presets; two rules as in cfg3b",
             seconds=206,
         ),
         "published": Preset(
@@ -233,13 +233,13 @@ class Grammar(Task):
         }
 
     def surprisals(self) -> dict[str, Surprisal]:
-        """Return the rules themselves: no predictor takes fewer bits in the mean."""
+        """Return the exact probabilities: no predictor takes fewer bits in the mean."""
 
         def rule(batch: Batch) -> Tensor:
             chances = self.predict(batch.inputs)
             return -chances.gather(2, batch.targets[..., None])[..., 0].log2()
 
-        return {"the grammar": rule}
+        return {"oracle": rule}
 
     def format_token(self, token: int) -> str:
         """Return how a token is shown: a letter, or | between sentences."""

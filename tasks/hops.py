@@ -62,7 +62,7 @@ class Hops(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 29, "n_pairs": 7, "vocab_size": 24},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             stack="SM AM*2",
             layers={"S.position": "conv"},
             seconds=150,

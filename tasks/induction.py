@@ -44,9 +44,7 @@ class Induction(Task):
     role_names: ClassVar[tuple[str, ...]] = ("trigger", "follower", "query", "filler")
     separates: ClassVar[str] = "RoPE on C/B; the horizon of a state"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset(
-            {"seq_len": 64, "vocab_size": 16}, "LOG.md, the suite end to end", seconds=15
-        ),
+        "small": Preset({"seq_len": 64, "vocab_size": 16}, "LOG.md, small presets", seconds=15),
         "published": Preset(
             {"seq_len": 256, "vocab_size": 16}, "Gu and Dao 2023 (Mamba), tab. 2 and § E.1"
         ),

@@ -67,7 +67,7 @@ class JointRecall(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 44, "n_contexts": 3, "n_keys": 3, "vocab_size": 26},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             seconds=74,
         ),
         "published": Preset(

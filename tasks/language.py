@@ -99,7 +99,7 @@ class Language(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 128, "max_states": 6, "n_symbols": 8, "max_length": 12},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
         ),
         "published": Preset(
             {"seq_len": 1024, "max_length": 50},

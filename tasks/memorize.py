@@ -64,7 +64,7 @@ class Memorize(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 48, "n_facts": 256, "vocab_size": 64},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             seconds=62,
         ),
         "published": Preset(

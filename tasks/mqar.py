@@ -61,9 +61,7 @@ class MQAR(Task):
     splits: ClassVar[tuple[str, ...]] = ("train", "test", "probe", "validation")
     separates: ClassVar[str] = "capacity: attention's cache against an SSD state"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset(
-            {"seq_len": 64, "vocab_size": 256}, "LOG.md, the suite end to end", seconds=30
-        ),
+        "small": Preset({"seq_len": 64, "vocab_size": 256}, "LOG.md, small presets", seconds=30),
         "published": Preset(
             {"seq_len": 2048, "vocab_size": 8192},
             "Wonderful Matrices, tab:multi_query_associative_recall:data, its longest",

@@ -19,7 +19,7 @@ CONTEXT = 5
 """Bytes of the longest contexts."""
 N, COUNTED = 5, 2**24
 """Of the n-grams whose bits are known, and the training bytes in which they are counted."""
-NGRAM = f"{N}-gram with back-off"
+NGRAM = f"interpolated {N}-gram"
 SHOWN = {ord("\t"): "⇥", ord("\n"): "⏎", ord("\r"): "␍", ord(" "): "␣"}
 
 
@@ -71,7 +71,7 @@ class Bytes(Task):
         "its answers are uncertain, so no accuracy tells when a length is learned"
     )
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset({"seq_len": 64}, "LOG.md, the suite end to end"),
+        "small": Preset({"seq_len": 64}, "LOG.md, small presets"),
         "published": Preset(
             {"seq_len": 256, "test_share": 0.1},
             "Karpathy (nanoGPT), char-level Shakespeare; give the text as path",

@@ -1,4 +1,4 @@
-"""n-grams with back-off: how many bits the next token takes if only the last few are read.
+"""Interpolated n-grams: how many bits the next token takes if only the last few are read.
 
     p_k(w | c) = (N(c w) + M(c) p_{k−1}(w | c′)) / (N(c) + M(c)),   p_0 = 1/V
 

@@ -58,7 +58,7 @@ class Overwrite(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 64, "n_pairs": 4, "vocab_size": 64},
-            "LOG.md, the suite end to end",
+            "LOG.md, small presets",
             seconds=54,
         ),
         "published": Preset(

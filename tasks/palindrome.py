@@ -52,9 +52,7 @@ class Palindrome(Task):
     role_names: ClassVar[tuple[str, ...]] = ("string", "marker", "echo", "padding")
     separates: ClassVar[str] = "a pointer that moves backwards"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset(
-            {"seq_len": 32, "vocab_size": 16}, "LOG.md, the suite end to end", seconds=99
-        ),
+        "small": Preset({"seq_len": 32, "vocab_size": 16}, "LOG.md, small presets", seconds=99),
         "published": Preset({"seq_len": 1024}, "Kimi Linear (arXiv 2510.26692), § 5.1"),
     }
 

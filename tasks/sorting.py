@@ -51,9 +51,7 @@ class Sort(Task):
     role_names: ClassVar[tuple[str, ...]] = ("number", "marker", "echo", "padding")
     separates: ClassVar[str] = "operations on the set of all tokens; counting"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset(
-            {"seq_len": 32, "vocab_size": 32}, "LOG.md, the suite end to end", seconds=160
-        ),
+        "small": Preset({"seq_len": 32, "vocab_size": 32}, "LOG.md, small presets", seconds=160),
         "published": Preset(
             {"seq_len": 80, "vocab_size": 6}, "Delétang et al. 2023: 40 of five symbols"
         ),

@@ -60,7 +60,7 @@ class Stack(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 48, "n_stacks": 2, "vocab_size": 32},
-            "LOG.md, the suite end to end; attention is right about .92 after 320 s",
+            "LOG.md, small presets; attention is right about .92 after 320 s",
             stack="gdn+M*2",
             seconds=181,
         ),

@@ -100,9 +100,7 @@ class WordProblem(Task):
     role_names: ClassVar[tuple[str, ...]] = ("element", "padding")
     separates: ClassVar[str] = "negative control: constant-depth models fail on A5"
     presets: ClassVar[dict[str, Preset]] = {
-        "small": Preset(
-            {"group": "Z2", "seq_len": 14}, "LOG.md, the suite end to end", stack="SM*2"
-        ),
+        "small": Preset({"group": "Z2", "seq_len": 14}, "LOG.md, small presets", stack="SM*2"),
         "published": Preset(
             {"group": "A5", "seq_len": 20},
             "Merrill, Petty and Sabharwal 2024: their released words have 2 to 20 elements",

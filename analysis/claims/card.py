@@ -16,7 +16,7 @@ import tasks
 from analysis.claims.claim import Claim
 from analysis.claims.verdict import ClaimVerdict
 from analysis.pages.page import PagePart, Shown, build_page
-from analysis.words import percents, round_percent
+from analysis.words import join_names, percents, round_percent
 from lab import __version__
 from lab.files import explain_write_errors, write, write_json
 from tasks.base import Task
@@ -67,7 +67,7 @@ class Card:
             "failure": "operational" if self.verdict.operational else None,
             "statistic": statistic.kind,
             "cost": statistic.cost or None,
-            "measure": statistic.measure,
+            "measure": None if statistic.cost else statistic.measure,
             statistic.side: statistic.threshold,
             **numbers,
             "where": found.where,
@@ -142,7 +142,7 @@ class Card:
         if claim.statistic.cost:
             counted = ("rounds", "settings")
         elif claim.power and self.power is not None:
-            looks = " or ".join(map(str, self.looks or (self.seeds,)))
+            looks = join_names(list(map(str, self.looks or (self.seeds,))), "or")
             certainty = (
                 f"With {looks} seeds of each setting, a true effect of {claim.power.effect} "
                 f"with a spread of {claim.power.spread} between seeds gives the verdict “holds” in "
@@ -151,8 +151,8 @@ class Card:
             if len(self.looks) > 1:
                 certainty += (
                     " More seeds are run while the claim is undecided. The interval is one of "
-                    f"{100 * found.confidence:.3g} %, so that all looks together err as seldom "
-                    "as one of 95 %."
+                    f"{100 * found.confidence:.3g} %, so that looking several times is "
+                    "wrong no more often than looking once at 95 %."
                 )
         ends = None
         if math.isfinite(found.high - found.low):

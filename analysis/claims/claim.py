@@ -65,7 +65,7 @@ class Statistic:
         if self.kind != "ratio":
             if self.cost:
                 raise ValueError(f"cost={self.cost}: must be given for a ratio only ({self.kind})")
-            if not -1 <= self.threshold <= 1:
+            if self.measure == "accuracy" and not -1 <= self.threshold <= 1:
                 raise ValueError(f"{self.side}={self.threshold}: must be in -1 … 1")
             return
         check_choice("cost", self.cost, get_args(Cost))
@@ -78,23 +78,27 @@ class Power:
     """What is assumed to compute the power of a claim.
 
     Attributes:
-        spread: standard deviation of a run's accuracy over seeds.
+        effect: the statistic, if the claim is true.
+        spread: standard deviation over seeds of what the statistic compares.
     """
 
     effect: float
     spread: float
 
     def __post_init__(self):
-        if not 0 < self.spread < 1:
-            raise ValueError(f"power.spread={self.spread}: must be in (0, 1)")
-        if not -1 <= self.effect <= 1:
-            raise ValueError(f"power.effect={self.effect}: must be in -1 … 1")
+        if not 0 < self.spread < math.inf:
+            raise ValueError(f"power.spread={self.spread}: must be > 0")
 
     @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Power":
-        """Read it from the content of a claim's file."""
+    def read(cls, content: Mapping[str, Any], statistic: Statistic) -> "Power":
+        """Read it from the content of a claim's file; both are in the unit of its statistic."""
         assumed = _read_table(content, "power", ("effect", "spread"))
-        return cls(*(_read_number(assumed, key, "power.") for key in ("effect", "spread")))
+        found = cls(*(_read_number(assumed, key, "power.") for key in ("effect", "spread")))
+        if statistic.measure == "accuracy":
+            for name, value, least in (("effect", found.effect, -1), ("spread", found.spread, 0)):
+                if not least <= value <= 1:
+                    raise ValueError(f"power.{name}={value}: must be in {least} … 1")
+        return found
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ class Claim:
         sweeps: the sweep of each scale, as a sweep's file describes it, with `looks` in place of
             `seeds` if more of them are run while the claim is undecided.
         digest: of the file's content, and of that of the file whose sweeps it has.
+        sweeps_of: the claim whose sweeps and runs it shares; its own name if they are its own. Of
+            another's, it runs only the settings that it compares.
     """
 
     name: str
@@ -121,6 +127,7 @@ class Claim:
     power: Power | None
     sweeps: Mapping[str, Mapping[str, Any]]
     digest: str
+    sweeps_of: str
 
     def list_looks(self, scale: str) -> tuple[int, ...]:
         """Return after how many seeds a verdict is sought, ascending; () for once, after all."""
@@ -171,6 +178,8 @@ class Claim:
         sweeps = {scale: _read_table(content, scale) for scale in SCALES if scale in content}
         for scale, sweep in sweeps.items():
             _check_looks(sweep, scale)
+            if statistic.cost and LOOKS in sweep:
+                raise ValueError(f"{scale}.{LOOKS}: a claim about costs has no seeds to look at")
         if not sweeps:
             raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")
         return cls(
@@ -181,9 +190,10 @@ class Claim:
             stands_for=texts["stands_for"],
             statistic=statistic,
             equal=equal,
-            power=None if statistic.cost else Power.read(content),
+            power=None if statistic.cost else Power.read(content, statistic),
             sweeps=sweeps,
             digest=digest,
+            sweeps_of=content.get("sweeps_of", name),
         )
 
 
@@ -208,7 +218,7 @@ def _check_looks(sweep: Mapping[str, Any], scale: str) -> None:
         raise ValueError(f"{scale}.{LOOKS}={looks}: has seeds too: must have one of them")
     known = isinstance(looks, list) and all(type(look) is int and look > 1 for look in looks)
     if not known or not looks or looks != sorted({*looks}):
-        raise ValueError(f"{scale}.{LOOKS}={looks}: must be whole numbers ≥ 2 that grow")
+        raise ValueError(f"{scale}.{LOOKS}={looks}: must be whole numbers ≥ 2, ascending")
 
 
 def _check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:

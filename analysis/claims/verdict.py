@@ -30,6 +30,8 @@ from lab.sweeps.outcome import ENDED
 
 ClaimOutcome = Literal["holds", "fails", "undecided"]
 CONFIDENCE = 0.95
+MANY_RATES = 3
+"""Of fewer learning rates, each is at an edge of those tried."""
 FEWEST = 2
 """Minimum number of seeds of a setting of which a difference has an interval."""
 DRAWS = 400
@@ -87,8 +89,9 @@ def select(table: pl.DataFrame, values: Mapping[str, Any]) -> pl.DataFrame:
 def score(table: pl.DataFrame, measure: str = "accuracy", floor: float = 0.0) -> pl.DataFrame:
     """Return the table with what is compared as its accuracy, of which more is better.
 
-    Of bits, it is minus the bits that a token takes. A run that diverged has an accuracy of 0 on
-    every split, or takes the bits of a guess.
+    Of bits, it is minus the bits that a token takes, and on validation rows, which choose among
+    learning rates, the likelihood of a token. A run that diverged has an accuracy of 0 on every
+    split, or takes the bits of a guess.
 
     Args:
         floor: minus the bits of a guess; not used for accuracies.
@@ -101,7 +104,8 @@ def score(table: pl.DataFrame, measure: str = "accuracy", floor: float = 0.0) ->
     if measure == "accuracy":
         return scored
     saved = pl.when(diverged).then(floor).otherwise(-pl.col("loss") / math.log(2))
-    return scored.with_columns(accuracy=saved, low=None, high=None)
+    likelihood = (-pl.col("validation_loss")).exp()
+    return scored.with_columns(accuracy=saved, validation=likelihood, low=None, high=None)
 
 
 def estimate(
@@ -155,7 +159,7 @@ def compare(
 
     seeds = min(len(ours), len(theirs))
     if seeds == 0:
-        return StatisticValue(places=places)
+        return StatisticValue(places=places, confidence=confidence)
     value, most = float(ours.mean() - theirs.mean()), ceiling - float(theirs.mean())
     better = max(ours, theirs, key=np.mean)
     surely = bound_by_student(better.tolist())[0] if len(better) >= FEWEST else -math.inf
@@ -201,7 +205,7 @@ def _find_extreme(
             low, high = -math.inf, math.inf
         found.append((sum(values) / len(values), low, high, len(values), name))
     if not found:
-        return StatisticValue()
+        return StatisticValue(confidence=confidence)
     pick = min if statistic.kind == "least" else max
     value, _, _, _, where = pick(found)
     return StatisticValue(
@@ -250,7 +254,7 @@ def decide(
     table: pl.DataFrame,
     statistic: Statistic,
     factors: Sequence[str],
-    floor: Floor | None = None,
+    floor: Floor,
     looks: int = 1,
 ) -> ClaimVerdict:
     """Return the verdict of a sweep's table.
@@ -268,18 +272,22 @@ def decide(
         looks: how often a verdict may be sought in all, this time included. The interval is so
             much wider (Bonferroni's correction) that looking again is no further chance to err.
     """
-    floor = floor or Floor()
     names = [*factors] + ["seq_len"] * ("seq_len" not in factors)
     places = [n for n in names if n not in {*statistic.of, *statistic.than, RATE, "seed"}]
     relevant = score(select(table, statistic.at), statistic.measure, floor.chance)
     runs = relevant.select(list(factors)).n_unique()
     missing = relevant.filter(~pl.col("status").is_in(ENDED)).unique(list(factors))
+    none = StatisticValue(confidence=correct(looks))
     if len(missing) or not runs:
         counts = ", ".join(
             f"{count} {status}" for status, count in missing["status"].value_counts().rows()
         )
         why = f"not all runs have ended: {counts} of {runs}"
-        return ClaimVerdict("undecided", why, True, StatisticValue(), runs, len(missing))
+        return ClaimVerdict("undecided", why, True, none, runs, len(missing))
+    unknown = relevant.filter(pl.col("accuracy").is_null() | pl.col("accuracy").is_nan())
+    if statistic.measure == "bits" and len(unknown):
+        why = f"runs without a loss on test rows: {unknown.select(list(factors)).n_unique()}"
+        return ClaimVerdict("undecided", why, True, none, runs, 0)
     found = estimate(relevant, statistic, places, correct(looks))
     outcome, because = judge(found, statistic, floor.chance)
     if floor.shortcut_name and found.best < floor.shortcut:
@@ -356,18 +364,17 @@ def _find_change(table: pl.DataFrame, statistic: Statistic, places: list[str]) -
 
 
 def _find_edge(table: pl.DataFrame, statistic: Statistic, places: list[str]) -> str:
-    """Name the settings whose chosen learning rate is the highest or the lowest of those tried."""
+    """Name the settings that are best everywhere at the highest of three or more learning rates
+    tried, or everywhere at the lowest.
+    """
     if statistic.kind != "difference" or RATE not in table.columns:
         return ""
-    tried = {*table[RATE]}
-    found = []
+    tried, found = {*table[RATE]}, []
     for values in (statistic.of, statistic.than):
         chosen = {*choose_rates(select(table, values), places)[RATE]}
-        found += [
-            f"{name_values(values)} is best at {rate:g}"
-            for rate in sorted(chosen & {min(tried), max(tried)})
-        ]
-    if len(tried) == 1 or not found:
+        if len(chosen) == 1 and chosen <= {min(tried), max(tried)}:
+            found.append(f"{name_values(values)} is best at {chosen.pop():g}")
+    if len(tried) < MANY_RATES or not found:
         return ""
     return f"; a better learning rate may lie beyond those tried: {', '.join(found)}"
 
@@ -376,7 +383,7 @@ def compute_power(statistic: Statistic, power: Power, looks: Sequence[int]) -> f
     """Return how often the verdict is "holds" if the effect is the assumed one.
 
     Sweeps are planted: the accuracies of the runs of each setting are normal about means that
-    differ by the effect, or about the effect itself, and cut to [0, 1].
+    differ by the effect, or about the effect itself, and cut to [0, 1]; bits are not cut.
 
     Args:
         looks: after how many seeds of each setting a verdict is sought, ascending.
@@ -386,7 +393,9 @@ def compute_power(statistic: Statistic, power: Power, looks: Sequence[int]) -> f
     means = (high, low) if statistic.kind == "difference" else (power.effect,)
     confidence = correct(len(looks))
     for _ in range(DRAWS):
-        drawn = [np.clip(rng.normal(mean, power.spread, max(looks)), 0, 1) for mean in means]
+        drawn = [rng.normal(mean, power.spread, max(looks)) for mean in means]
+        if statistic.measure == "accuracy":
+            drawn = [np.clip(runs, 0, 1) for runs in drawn]
         for seeds in looks:
             runs = [shares[:seeds] for shares in drawn]
             if len(runs) == 2:

@@ -72,8 +72,8 @@ class AbilityScore:
         return f"{bound}{self._format(self.level)}{unit}"
 
     def describe_interval(self) -> str:
-        """Return the interval as text; – where there is none."""
-        if not all(map(math.isfinite, self.interval)):
+        """Return the interval as text; – where there is none, or all seeds are at one end."""
+        if not all(map(math.isfinite, self.interval)) or self.level in (0, 1):
             return "–"
         return " … ".join(self._format(end) for end in self.interval)
 

@@ -172,8 +172,8 @@ def measure(subject: Subject) -> list[Continuations]:
             legal=measure_legality(subject.task, subject.batch, found, rng),
             why=why,
             references={
-                name: float(measure(subject.batch)[subject.batch.scored].mean())
-                for name, measure in subject.task.surprisals().items()
+                name: float(find_bits(subject.batch)[subject.batch.scored].mean())
+                for name, find_bits in subject.task.surprisals().items()
             },
         )
     ]

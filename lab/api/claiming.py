@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from analysis.pages.page import Shown, show_finding
 from analysis.pages.sweep import show_figures
 from analysis.sweeps.results import SweepResults
 from analysis.sweeps.settings import RATE, name_values
+from analysis.words import join_names
 from lab.api.options import ClaimOptions, SweepOptions
 from lab.api.progress import Display, show_nothing
 from lab.api.settings import read_settings
@@ -100,13 +101,16 @@ def judge(
     stated = Claim.read(_find_file(options.what))
     built = build_sweep(stated, options.scale)
     counted = check_parameters(stated.equal, stated.statistic, built)
-    out = options.out or Path("runs") / "claims" / built.name
+    out, runs = (
+        options.out or Path("runs") / "claims" / f"{name}-{options.scale}"
+        for name in (stated.name, stated.sweeps_of)
+    )
     check_output(
         "out", out / CARD, options.force, lambda file: has_entries(file, "verdict", "digests")
     )
     check_output("out", out / PAGE, options.force)
     how = SweepOptions(
-        out=out,
+        out=runs,
         workers=options.workers,
         ray=options.ray,
         max_minutes=options.max_minutes,
@@ -125,22 +129,17 @@ def judge(
         seeds = len({cell.factors["seed"] for cell in built.cells})
         looks = stated.list_looks(options.scale) or (seeds,)
         power = compute_power(stated.statistic, stated.power, looks)
+        counts = join_names([str(look) for look in looks], "or")
         on_note(
-            f"power: {power:.2f}, with {' or '.join(map(str, looks))} seeds, a true effect of "
-            f"{stated.power.effect:g} and a spread of {stated.power.spread:g} between seeds"
+            f"power: {power:.2f}, with {counts} seeds, a true effect of {stated.power.effect:g} "
+            f"and a spread of {stated.power.spread:g} between seeds"
             + ("; more seeds would decide more often" if power < ENOUGH else "")
         )
-        floor, seen = measure_floor(stated.statistic, built), 0
-        while True:
-            table, results = run_sweep(built, how, show(), on_note)
-            verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
-            seen += 1
-            if verdict.outcome != "undecided" or verdict.operational or seen == len(looks):
-                break
-            seeds = looks[seen]
-            built = build_sweep(stated, options.scale, seeds)
+        verdict, seeds, results, built = _look_until_decided(
+            stated, options.scale, looks, how, show, on_note
+        )
         shown = show_figures(results, stated.name)
-        machines = _list_training_machines(built, out)
+        machines = _list_training_machines(built, runs)
     card = Card(
         claim=stated,
         scale=options.scale,
@@ -152,6 +151,37 @@ def judge(
         looks=looks,
     )
     return Judgement(card, card.write(out, shown, results.errors if results else {}), results)
+
+
+def _look_until_decided(
+    stated: Claim,
+    scale: str,
+    looks: Sequence[int],
+    how: SweepOptions,
+    show: Callable[[], AbstractContextManager[Display]],
+    on_note: Callable[[str], None],
+) -> tuple[ClaimVerdict, int, SweepResults, Sweep]:
+    """Run the sweep of a claim with more and more seeds until they decide it.
+
+    Where not all runs of a later look have ended, the verdict of the last whole look stays.
+
+    Returns:
+        the verdict, the number of seeds behind it, and the sweep that was run last.
+    """
+    built = build_sweep(stated, scale, looks[0])
+    floor, last = measure_floor(stated.statistic, built), None
+    for seeds in looks:
+        built = build_sweep(stated, scale, seeds)
+        table, results = run_sweep(built, how, show(), on_note)
+        verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
+        if last is not None and verdict.operational:
+            because = f"{last[0].because}; with more seeds, {verdict.because}"
+            return (replace(last[0], because=because, unended=verdict.unended), *last[1:])
+        last = verdict, seeds, results, built
+        if verdict.outcome != "undecided" or verdict.operational:
+            break
+    assert last is not None
+    return last
 
 
 def _find_file(what: str | None) -> Path:
@@ -200,7 +230,16 @@ def build_sweep(stated: Claim, scale: str, seeds: int | None = None) -> Sweep:
                     f"statistic: {factor}={value} is not a value of the sweep {name}; "
                     f"it has {', '.join(map(str, sorted(known, key=str))) or 'no such factor'}"
                 )
-    return replace(built, question=stated.says)
+    return replace(built, question=stated.says, cells=tuple(_select(built.cells, stated)))
+
+
+def _select(cells: Sequence[Cell], stated: Claim) -> Iterator[Cell]:
+    """Yield the cells that a claim runs: of another claim's sweep, those that it compares."""
+    compared = [stated.statistic.of, stated.statistic.than]
+    shares = stated.sweeps_of != stated.name and stated.statistic.kind == "difference"
+    for cell in cells:
+        if not shares or any(setting.items() <= cell.factors.items() for setting in compared):
+            yield cell
 
 
 def judge_costs(
@@ -287,9 +326,11 @@ def measure_floor(statistic: Statistic, sweep: Sweep) -> Floor:
 
 def _score(task: Task, measure: str) -> dict[str, float]:
     """Return the accuracy of chance and of each shortcut, or minus their bits."""
+    if measure == "bits" and task.vectors:
+        raise ValueError(f"measure=bits: {task.name}'s answers are numbers, which have no bits")
     found = audit(task, rows=ROWS)
     if measure == "bits":
-        saved = {name: -bits for name, bits in found.bits.items()}
+        saved = {name: -bits for name, bits in found.bits.items() if name != "oracle"}
         return {"chance": -math.log2(task.vocab_size), **saved}
     return {score.name: score.accuracy for score in found.scores if score.name != "oracle"}
 

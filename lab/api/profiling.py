@@ -111,6 +111,8 @@ def make_profile(
     options = replace(options, table=options.table or out / "table.csv", out=out)
     table, rate = _train(candidate, options, show, on_note)
     card = _make_card(candidate, rate, table, options)
+    if options.show and page.exists():  # it may have what was measured after the runs
+        return Profile(card, page)
     if not options.show:
         card = _look_inside(card, candidate, options, on_note)
     with explain_write_errors(page):

@@ -242,7 +242,12 @@ def claim(options: ClaimOptions, as_json: bool) -> None:
     from lab.console import open_table_console
 
     if options.listing:
-        open_table_console().print(build_claims_list(list_claims()))
+        claims = list_claims()
+        if as_json:
+            for each in claims:
+                say(json.dumps({"name": each.name, "claim": each.says, "scales": [*each.sweeps]}))
+        else:
+            open_table_console().print(build_claims_list(claims))
         return
     with report_failures(), report_usage_errors():
         found = judge(options, show_sweep, _note)

@@ -35,8 +35,8 @@ VALIDATION_SHARE = 4
 OF_TEST = {"test": "accuracy", "interval": "interval", "loss": "loss"}
 """What is kept of an evaluation on test rows: its name in an entry, and in the evaluation."""
 Entry = dict[str, Any]
-"""seq_len, step of the weights, test and validation accuracy, interval of the former over rows,
-loss on test rows, bytes of state that a row of this length takes."""
+"""seq_len, step of the weights, accuracy and loss on test and on validation rows, interval of the
+former over rows, bytes of state that a row of this length takes."""
 
 
 def open_run(out: Path, cell: Cell) -> Run | None:
@@ -145,7 +145,9 @@ def evaluate_lengths(run: Run, lengths: Sequence[int]) -> None:
             entry |= {name: test[field] for name, field in OF_TEST.items()}
             entry["state_bytes"] = measure_state(model, length).bytes
         fewer = max(1, rows // VALIDATION_SHARE)
-        entry["validation"] = _evaluate(run, model, length, "validation", fewer)["accuracy"]
+        validation = _evaluate(run, model, length, "validation", fewer)
+        entry["validation"] = validation["accuracy"]
+        entry["validation_loss"] = validation["loss"]
         found[length] = entry
     if missing:
         with explain_write_errors(run.path):
@@ -192,6 +194,7 @@ def read_records(run: Run) -> Entry | None:
         "loss": result.get("loss"),
         "state_bytes": result.get("state_bytes"),
         "validation": stages[-1].accuracy if at_full else None,
+        "validation_loss": stages[-1].loss if at_full else None,
     }
 
 

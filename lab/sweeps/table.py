@@ -34,6 +34,7 @@ MEASURED = {
     "high": pl.Float64,
     "validation": pl.Float64,
     "loss": pl.Float64,
+    "validation_loss": pl.Float64,
     "rows": pl.Int64,
     "seconds": pl.Float64,
     "parameters": pl.Int64,
@@ -47,9 +48,9 @@ MEASURED = {
 so, `steps`, `rows` and `seconds` count training up to that evaluation, including shorter rows. If
 not, they count all training, after which the run is censored. They are empty for a cell that was
 not run. `accuracy` is on test rows of this length, `low` and `high` are the ends of its 95 %
-interval over other rows, and `validation` is on validation rows. `loss` is on test rows, in nats a
-scored position, or the squared error where answers are numbers. `state_bytes` is what decoding
-keeps of a row of this length, empty where a mixer does not tell. `settings` is
+interval over other rows, and `validation` is on validation rows. `loss` and `validation_loss` are
+in nats a scored position, or the squared error where answers are numbers. `state_bytes` is what
+decoding keeps of a row of this length, empty where a mixer does not tell. `settings` is
 `Run.settings`, by which `EarlierResults` finds the rows of the same settings.
 """
 
@@ -122,6 +123,7 @@ def _measure(run: Run, evaluated: Mapping[int, Entry]) -> dict[int, Row]:
             "high": high,
             "validation": at.get("validation"),
             "loss": at.get("loss"),
+            "validation_loss": at.get("validation_loss"),
             "rows": count_training_rows(run, upto),
             "seconds": sum(row["seconds"] for row in upto),
             "state_bytes": at.get("state_bytes"),

@@ -157,6 +157,7 @@ class LengthEntry(TypedDict):
     interval: Interval | None
     validation: Share | None
     loss: NotRequired[float | None]
+    validation_loss: NotRequired[float | None]
     state_bytes: NotRequired[Count | None]
 
 
@@ -250,6 +251,7 @@ class TrainedStage:
         steps: steps taken in it.
         seconds: time that they took.
         accuracy: the newest validation accuracy in it; None without an evaluation.
+        loss: the newest validation loss, likewise.
     """
 
     seq_len: int
@@ -257,6 +259,7 @@ class TrainedStage:
     steps: int
     seconds: float
     accuracy: float | None
+    loss: float | None
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ class Metrics(Sequence[RowLine]):
         for start, end in zip([0, *starts], ends, strict=True) if self.rows else ():
             rows = self.rows[start:end]
             scores = [row["validation_accuracy"] for row in rows if "validation_accuracy" in row]
+            losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
             found.append(
                 TrainedStage(
                     seq_len=rows[0]["seq_len"],
@@ -320,6 +324,7 @@ class Metrics(Sequence[RowLine]):
                     steps=len(rows),
                     seconds=sum(row["seconds"] for row in rows),
                     accuracy=scores[-1] if scores else None,
+                    loss=losses[-1] if losses else None,
                 )
             )
         return found

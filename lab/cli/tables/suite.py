@@ -29,6 +29,11 @@ ROOM_FOR_A_LINE = 136
 """Columns that a terminal needs to show each task on one line."""
 
 
+LEARNED = (
+    "learned in: training of the preset's layers on one thread of the log's machine, an AMD EPYC."
+)
+
+
 def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> RenderableType:
     """Build the table of the suite: one line a task where there is room, else several."""
     numbers = (
@@ -52,7 +57,7 @@ def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> Renderabl
             f"— {e.name} cannot shorten its rows: {e.why_fixed}." for e in entries if not e.grows
         ]
         start = "starts at: tokens per row when training starts; rows grow from there."
-        return Group(table, Text("\n".join(["", start, *fixed])))
+        return Group(table, Text("\n".join(["", start, LEARNED, *fixed])))
     parts: list[RenderableType] = []
     for entry in entries:
         parts.append(Text(f"{entry.name}: {entry.separates}"))
@@ -65,6 +70,7 @@ def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> Renderabl
         )
         parts.append(Padding(Text("\n".join(below)), (0, 0, 0, 4)))
     parts.append(Text("Sizes are tokens a row × vocabulary, or vectors a row × numbers in each."))
+    parts.append(Text(LEARNED))
     return Group(*parts)
 
 

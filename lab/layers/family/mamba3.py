@@ -13,6 +13,8 @@ from lab.layers.recurrence import GATES, Recurrence, RecurrentState, Shared, Ter
 from lab.layers.ssd import DT_MAX, DT_MIN, draw_dt_bias
 from lab.ops.precision import promote
 
+DT_MOST = 80
+"""Largest dt at the start: beyond, the exponential that finds its bias overflows in fp32."""
 A_FLOOR = 1e-4
 """Least rate of decay."""
 
@@ -38,8 +40,8 @@ class Mamba3(Recurrence):
         n_heads: heads h.
         mimo_rank: r ≥ 1.
         rotated: share of the channels of q and k that are rotated, in [0, 1].
-        dt_min, dt_max: between which dt starts, log-uniform in the heads, 0 < dt_min ≤ dt_max. A
-            token rotates by less than π dt: to turn the state over, dt must become large.
+        dt_min, dt_max: between which dt starts, log-uniform in the heads; 0 < dt_min ≤ dt_max ≤ 80.
+            A token rotates by less than π dt: to turn the state over, dt must become large.
         shared: options of `lab.layers.recurrence.Shared`; there is neither a convolution, nor an
             activation, nor a rotation to positions.
 
@@ -70,8 +72,8 @@ class Mamba3(Recurrence):
         super().__init__(d_model, n_heads, **shared)
         if not 0 <= rotated <= 1:
             raise ValueError(f"{rotated=} must be in [0, 1]")
-        if not 0 < dt_min <= dt_max < math.inf:
-            raise ValueError(f"{dt_min=}, {dt_max=}: must be 0 < dt_min ≤ dt_max, and finite")
+        if not 0 < dt_min <= dt_max <= DT_MOST:
+            raise ValueError(f"{dt_min=}, {dt_max=}: must be 0 < dt_min ≤ dt_max ≤ {DT_MOST}")
         for name, chosen, only in (
             ("conv_width", 0 if self.conv is None else self.conv.width, 0),
             ("activation", self.activation, "none"),

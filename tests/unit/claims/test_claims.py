@@ -1,8 +1,10 @@
 """Claims: verdicts at their rate on planted tables, files that say what is wrong, the lab's own."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +50,7 @@ def plant(
 
 def count(statistic: Statistic, means: dict[str, float], draws: int = 40) -> dict[str, float]:
     rng = np.random.default_rng(0)
-    found = [decide(plant(means, rng), statistic, FACTORS).outcome for _ in range(draws)]
+    found = [decide(plant(means, rng), statistic, FACTORS, Floor()).outcome for _ in range(draws)]
     return {outcome: found.count(outcome) / draws for outcome in ("holds", "fails", "undecided")}
 
 
@@ -65,22 +67,22 @@ def test_a_difference_is_judged_at_its_rate_on_planted_models():
 
 def test_a_difference_that_had_no_room_is_undecided():
     rng = np.random.default_rng(0)
-    full = decide(plant({"a": 0.99, "b": 0.98}, rng, spread=0.002), DIFFERENCE, FACTORS)
+    full = decide(plant({"a": 0.99, "b": 0.98}, rng, spread=0.002), DIFFERENCE, FACTORS, Floor())
     assert full.outcome == "undecided"
     assert "leaves 0.02 to gain" in full.because
     # A setting that is surely worse needs no room.
-    worse = decide(plant({"a": 0.5, "b": 0.98}, rng, spread=0.002), DIFFERENCE, FACTORS)
+    worse = decide(plant({"a": 0.5, "b": 0.98}, rng, spread=0.002), DIFFERENCE, FACTORS, Floor())
     assert worse.outcome == "fails"
-    roomy = decide(plant({"a": 0.81, "b": 0.8}, rng, spread=0.002), DIFFERENCE, FACTORS)
+    roomy = decide(plant({"a": 0.81, "b": 0.8}, rng, spread=0.002), DIFFERENCE, FACTORS, Floor())
     assert roomy.outcome == "fails"
 
 
 def test_a_difference_of_settings_that_have_learned_nothing_is_undecided():
     rng = np.random.default_rng(0)
     lost = plant({"a": 0.07, "b": 0.06}, rng, spread=0.002)
-    assert decide(lost, DIFFERENCE, FACTORS).outcome == "undecided"
+    assert decide(lost, DIFFERENCE, FACTORS, Floor()).outcome == "undecided"
     begun = plant({"a": 0.15, "b": 0.14}, rng, spread=0.002)
-    assert decide(begun, DIFFERENCE, FACTORS).outcome == "fails"
+    assert decide(begun, DIFFERENCE, FACTORS, Floor()).outcome == "fails"
     found = decide(begun, DIFFERENCE, FACTORS, floor=Floor(chance=0.08))
     assert found.outcome == "undecided"
     assert found.because.startswith("neither setting has surely learned enough to differ by 0.1: ")
@@ -92,7 +94,7 @@ def test_a_difference_of_settings_that_have_learned_nothing_is_undecided():
     # "No worse than" does not hold of two that know nothing.
     close = Statistic("difference", {"mixer": "a"}, {"mixer": "b"}, "above", -0.1, {})
     assert decide(begun, close, FACTORS, floor=Floor(chance=0.08)).outcome == "undecided"
-    assert decide(begun, close, FACTORS).outcome == "holds"
+    assert decide(begun, close, FACTORS, Floor()).outcome == "holds"
     # One setting that has learned is enough.
     one = plant({"a": 0.06, "b": 0.9}, rng, spread=0.002)
     assert decide(one, DIFFERENCE, FACTORS, floor=Floor(chance=0.08)).outcome == "fails"
@@ -112,7 +114,7 @@ def test_bits_are_compared_as_bits_that_are_saved():
     rng = np.random.default_rng(0)
     table = plant({"a": 0.6, "b": 0.6}, rng, spread=0.01)
     bits = pl.when(mixer="a").then(2.1).otherwise(2.2) + 0.002 * pl.col("seed")
-    table = table.with_columns(loss=bits * np.log(2))
+    table = table.with_columns(loss=bits * np.log(2), validation_loss=bits * np.log(2))
     saved = replace(DIFFERENCE, threshold=0.05, measure="bits")
     floor = Floor(-8.0, "5-gram", -2.12)
     found = decide(table, saved, FACTORS, floor)
@@ -132,6 +134,23 @@ def test_bits_are_compared_as_bits_that_are_saved():
     )
     found = decide(diverged, saved, FACTORS, floor)
     assert found.estimate.value == pytest.approx(8 - 2.102)
+    unknown = table.with_columns(loss=pl.when(seed=0).then(None).otherwise("loss"))
+    found = decide(unknown, saved, FACTORS, floor, looks=2)
+    assert (found.operational, found.estimate.confidence) == (True, 0.975)
+    assert found.because == "runs without a loss on test rows: 4"
+
+
+def test_bits_choose_the_learning_rate_with_the_smallest_validation_loss():
+    rng = np.random.default_rng(0)
+    often = plant({"a": 0.6, "b": 0.6}, rng, rates=(0.003,), spread=0.01)  # right more often
+    often = often.with_columns(loss=1.5, validation_loss=1.5)
+    seldom = plant({"a": 0.5, "b": 0.5}, rng, rates=(0.001,), spread=0.01)
+    loss = pl.when(mixer="a").then(1.0).otherwise(1.2)
+    seldom = seldom.with_columns(loss=loss, validation_loss=loss)
+    saved = replace(DIFFERENCE, measure="bits")
+    found = decide(pl.concat([often, seldom]), saved, FACTORS, Floor(-8.0))
+    assert found.outcome == "holds"
+    assert found.estimate.value == pytest.approx(0.2 / np.log(2))
 
 
 def test_the_bits_of_a_task_are_those_of_its_references(tmp_path):
@@ -148,8 +167,16 @@ def test_the_bits_of_a_task_are_those_of_its_references(tmp_path):
     )
     stated = Claim.read(file)
     found = measure_floor(stated.statistic, build_sweep(stated, "smoke"))
-    assert (found.chance, found.shortcut_name) == (-8, "5-gram with back-off")
+    assert (found.chance, found.shortcut_name) == (-8, "interpolated 5-gram")
     assert -0.2 < found.shortcut < 0
+    file.write_text(file.read_text().replace('"bytes"', '"regression"').replace(options, ""))
+    with pytest.raises(ValueError, match="measure=bits: regression's answers are numbers"):
+        measure_floor(stated.statistic, build_sweep(Claim.read(file), "smoke"))
+    file.write_text(
+        file.read_text().replace('"regression"', '"grammar"').replace("= 8\n", "= 32\n")
+    )
+    found = measure_floor(stated.statistic, build_sweep(Claim.read(file), "smoke"))
+    assert (found.chance, found.shortcut_name) == (-2, "")
 
 
 def test_the_floor_is_that_of_the_lengths_that_a_claim_compares():
@@ -174,14 +201,14 @@ def test_missing_runs_are_an_operational_failure_and_diverged_ones_a_result():
     broken = table.with_columns(
         status=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("failed")).otherwise("status")
     )
-    found = decide(broken, DIFFERENCE, FACTORS)
+    found = decide(broken, DIFFERENCE, FACTORS, Floor())
     assert (found.outcome, found.operational) == ("undecided", True)
     assert found.because == "not all runs have ended: 1 failed of 12"
     diverged = table.with_columns(
         status=pl.when(pl.col("mixer") == "b").then(pl.lit("diverged")).otherwise("status"),
         accuracy=pl.when(pl.col("mixer") == "b").then(None).otherwise("accuracy"),
     )
-    found = decide(diverged, DIFFERENCE, FACTORS)
+    found = decide(diverged, DIFFERENCE, FACTORS, Floor())
     assert (found.outcome, found.operational) == ("holds", False)
     assert found.estimate.value == pytest.approx(0.9, abs=0.05)
 
@@ -190,11 +217,11 @@ def test_an_order_that_changes_inside_the_window_of_rates_is_undecided():
     rng = np.random.default_rng(0)
     low = plant({"a": 0.9, "b": 0.1}, rng, rates=(0.001,), spread=0.01)
     high = plant({"a": 0.2, "b": 0.5}, rng, rates=(0.003,), spread=0.01)
-    found = decide(pl.concat([low, high]), DIFFERENCE, FACTORS)
+    found = decide(pl.concat([low, high]), DIFFERENCE, FACTORS, Floor())
     assert found.outcome == "undecided"
     assert "the order changes inside the window of learning rates" in found.because
     same = plant({"a": 0.8, "b": 0.5}, rng, rates=(0.003,), spread=0.01)
-    assert decide(pl.concat([low, same]), DIFFERENCE, FACTORS).outcome == "holds"
+    assert decide(pl.concat([low, same]), DIFFERENCE, FACTORS, Floor()).outcome == "holds"
 
 
 def test_a_rate_at_the_edge_of_those_tried_is_said():
@@ -203,12 +230,12 @@ def test_a_rate_at_the_edge_of_those_tried_is_said():
         plant({"a": a, "b": b}, rng, rates=(rate,), spread=0.01)
         for rate, a, b in ((0.001, 0.5, 0.1), (0.003, 0.8, 0.2), (0.01, 0.6, 0.4))
     ]
-    found = decide(pl.concat(parts), DIFFERENCE, FACTORS)
+    found = decide(pl.concat(parts), DIFFERENCE, FACTORS, Floor())
     assert found.outcome == "holds"
     assert found.because.endswith(
         "; a better learning rate may lie beyond those tried: b is best at 0.01"
     )
-    assert "beyond" not in decide(parts[0], DIFFERENCE, FACTORS).because
+    assert "beyond" not in decide(parts[0], DIFFERENCE, FACTORS, Floor()).because
 
 
 def test_looking_again_errs_no_more_often_and_decides_more():
@@ -220,7 +247,11 @@ def test_looking_again_errs_no_more_often_and_decides_more():
         for count_looks in wrong:
             outcomes = [
                 decide(
-                    whole.filter(pl.col("seed") < seeds), DIFFERENCE, FACTORS, looks=count_looks
+                    whole.filter(pl.col("seed") < seeds),
+                    DIFFERENCE,
+                    FACTORS,
+                    Floor(),
+                    looks=count_looks,
                 ).outcome
                 for seeds in looks
             ]
@@ -316,6 +347,14 @@ def test_more_seeds_are_run_while_a_claim_is_undecided(above, seeds, tmp_path):
     assert (card["seeds"], card["runs"], card["looks"]) == (seeds, seeds, [2, 3])
     assert card["confidence"] == 0.975
     assert len([*out.glob("d_model=8,seed=*")]) == seeds
+    if seeds == 3:  # the verdict of the first look stays while the second is not whole
+        shutil.rmtree(out / "d_model=8,seed=2")
+        (out / "table.parquet").unlink()
+        shown = json.loads(CliRunner().invoke(app, [*words, "--show"]).stdout)
+        assert (shown["verdict"], shown["failure"], shown["seeds"]) == ("undecided", None, 2)
+        assert shown["because"].endswith(
+            "; with more seeds, not all runs have ended: 1 not run of 3"
+        )
     assert "The interval is one of 97.5\xa0%" in (out / "claim.html").read_text()
 
 
@@ -367,7 +406,7 @@ def test_the_lab_lists_its_claims():
         ("above = 0.9", "", "must have a threshold, either above or below"),
         ("above = 0.9", "above = 2", "above=2.0: must be in -1 … 1"),
         ('"least"', '"mean"', "kind='mean': must be one of difference, least, greatest, ratio"),
-        ("spread = 0.01", "spread = 0", "power.spread=0.0: must be in (0, 1)"),
+        ("spread = 0.01", "spread = 0", "power.spread=0.0: must be > 0"),
         ("effect = 0.99", 'effect = "big"', "power.effect: must be a number"),
         ("of = { d_model = 8 }", "", "of: must name a setting"),
         (
@@ -382,8 +421,9 @@ def test_the_lab_lists_its_claims():
         ("[power]", "[equal]\nheads = 0\n[power]", "unknown part equal.heads"),
         ("[power]", "[power", "cannot be read"),
         ("above = 0.9", 'above = 0.9\nmeasure = "bits"', "measure=bits: must be of a difference"),
+        ("spread = 0.01", "spread = 2", "power.spread=2.0: must be in 0 … 1"),
         ("above = 0.9", 'above = 0.9\nmeasure = "bit"', "measure='bit': must be one of accuracy"),
-        ("seeds = 2", "looks = [3, 2]", "smoke.looks=[3, 2]: must be whole numbers ≥ 2 that grow"),
+        ("seeds = 2", "looks = [3, 2]", "smoke.looks=[3, 2]: must be whole numbers ≥ 2, ascending"),
         ("seeds = 2", "seeds = 2\nlooks = [2]", "smoke.looks=[2]: has seeds too"),
     ],
 )
@@ -417,6 +457,27 @@ def test_a_claim_may_have_the_sweeps_of_another(tmp_path):
         Claim.read(second)
 
 
+def test_a_claim_runs_what_it_compares_of_another_sweep_and_shares_the_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    several = TINY.replace("[8]", "[8, 12, 16]").replace("seeds = 2", "seeds = 1")
+    Path("first.toml").write_text(several)
+    head = TINY[: TINY.index("[smoke]")].replace("d_model = 8", "d_model = 12")
+    head = head.replace('"least"', '"difference"\nthan = { d_model = 8 }')
+    Path("second.toml").write_text(f'sweeps_of = "first"{head}')
+    words = ["--scale", "smoke", "--workers", "1"]
+    answer = CliRunner().invoke(app, ["claim", "second.toml", *words])
+    assert answer.exit_code == 0, answer.output
+    runs = Path("runs/claims")
+    assert {file.name for file in runs.glob("first-smoke/d_model=*")} == {
+        "d_model=8,seed=0",
+        "d_model=12,seed=0",
+    }
+    assert json.loads((runs / "second-smoke/claim.json").read_text())["runs"] == 2
+    answer = CliRunner().invoke(app, ["claim", "first.toml", *words])
+    assert "1 of 3 runs to do" in answer.stderr
+    assert json.loads((runs / "first-smoke/claim.json").read_text())["runs"] == 3
+
+
 @pytest.mark.parametrize(
     ("means", "seeds", "says"),
     [
@@ -427,7 +488,7 @@ def test_a_claim_may_have_the_sweeps_of_another(tmp_path):
 )
 def test_a_card_says_verdict_value_and_the_interval_if_there_is_one(means, seeds, says):
     rows = plant(means, np.random.default_rng(0), seeds=seeds, spread=0.002)
-    found = decide(rows, DIFFERENCE, FACTORS)
+    found = decide(rows, DIFFERENCE, FACTORS, Floor())
     claim: Any = SimpleNamespace(statistic=DIFFERENCE)
     said = Card(claim, "smoke", found, None, seeds, {}, ()).summarize()
     assert said.startswith(f"{found.outcome}: {found.because}. difference ")

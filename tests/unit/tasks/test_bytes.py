@@ -135,7 +135,7 @@ def test_an_n_gram_gives_each_byte_the_probability_that_its_definition_says(tale
         return (found[byte] + len(found) * shorter) / (found.total() + len(found))
 
     bits = measure(batch).exp2().reciprocal()
-    assert name == "5-gram with back-off"
+    assert name == "interpolated 5-gram"
     for row, targets, found in zip(batch.inputs, batch.targets, bits, strict=True):
         read = bytes(row.tolist())
         for t, byte in enumerate(targets.tolist()):

@@ -126,9 +126,9 @@ def test_the_oracle_and_the_shortcuts_score_what_they_say():
 
 def test_the_grammar_itself_takes_the_bits_of_its_choices():
     batch = SMALL.batch(split="test", size=64)
-    bits = SMALL.surprisals()["the grammar"](batch)
+    bits = SMALL.surprisals()["oracle"](batch)
     assert bits.min() >= 0
     assert bits.isfinite().all()
     found = audit(SMALL, rows=64)
-    assert found.bits["the grammar"] == pytest.approx(bits[batch.scored].mean().item())
-    assert found.bits["the grammar"] < math.log2(SMALL.vocab_size)
+    assert found.bits["oracle"] == pytest.approx(bits[batch.scored].mean().item())
+    assert found.bits["oracle"] < math.log2(SMALL.vocab_size)
