@@ -29,9 +29,7 @@ ROOM_FOR_A_LINE = 136
 """Columns that a terminal needs to show each task on one line."""
 
 
-LEARNED = (
-    "learned in: training of the preset's layers on one thread of the log's machine, an AMD EPYC."
-)
+LEARNED = "Seconds: of training on one thread of the log's machine, an AMD EPYC."
 
 
 def build_suite_table(entries: Sequence["TaskSummary"], width: int) -> RenderableType:
