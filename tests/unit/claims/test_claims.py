@@ -16,7 +16,15 @@ from typer.testing import CliRunner
 from analysis.claims import verdict
 from analysis.claims.card import Card
 from analysis.claims.claim import Claim, Statistic
-from analysis.claims.verdict import Floor, StatisticValue, compute_power, decide, judge
+from analysis.claims.verdict import (
+    Floor,
+    StatisticValue,
+    compare,
+    compute_power,
+    correct,
+    decide,
+    judge,
+)
 from lab.api.claiming import HOME, build_sweep, check_parameters, measure_floor
 from lab.cli.app import app
 from lab.machine import describe_machine
@@ -240,23 +248,16 @@ def test_a_rate_at_the_edge_of_those_tried_is_said():
 
 def test_looking_again_errs_no_more_often_and_decides_more():
     """At a true effect at the threshold, any verdict is an error."""
-    rng, looks = np.random.default_rng(0), (3, 6, 12)
-    wrong = {1: 0, len(looks): 0}
-    for _ in range(60):
-        whole = plant({"a": 0.6, "b": 0.5}, rng, seeds=max(looks))
-        for count_looks in wrong:
-            outcomes = [
-                decide(
-                    whole.filter(pl.col("seed") < seeds),
-                    DIFFERENCE,
-                    FACTORS,
-                    Floor(),
-                    looks=count_looks,
-                ).outcome
-                for seeds in looks
-            ]
-            wrong[count_looks] += {*outcomes} != {"undecided"}
-    assert wrong[3] <= 5 < wrong[1]
+    rng, looks, draws = np.random.default_rng(0), (3, 6, 12), 600
+    wrong = {}
+    for confidence in (correct(len(looks)), correct(1)):
+        errs = 0
+        for _ in range(draws):
+            ours, theirs = rng.normal(0.6, 0.05, max(looks)), rng.normal(0.5, 0.05, max(looks))
+            found = (compare(ours[:n], theirs[:n], 1, confidence) for n in looks)
+            errs += any(each.low > 0.1 or each.high < 0.1 for each in found)
+        wrong[confidence] = errs / draws
+    assert wrong[correct(len(looks))] < 0.05 < wrong[correct(1)]
     power = verdict.Power(0.15, 0.03)
     assert compute_power(DIFFERENCE, power, looks) > compute_power(DIFFERENCE, power, [3]) + 0.2
 

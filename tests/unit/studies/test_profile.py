@@ -143,6 +143,9 @@ def test_bad_names_and_options_are_one_line():
 def tiny(monkeypatch):
     spent = replace(SCALES["quick"], tokens=3 * profile.STEP_TOKENS, abilities=("recall", "copy"))
     monkeypatch.setitem(SCALES, "quick", spent)
+    short = {"seq_len": 64, "vocab_size": 68}
+    recall = replace(ABILITIES["recall"], options=short, lengths=(16, 32, 64))
+    monkeypatch.setitem(ABILITIES, "recall", recall)
     monkeypatch.setattr(profile, "TEST_ROWS", 16)
     monkeypatch.setattr("lab.api.profiling.LENGTHS", (16, 32))
 
