@@ -96,7 +96,9 @@ def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
         if path.parent.name == ATLAS_FOLDER:
             scores = collect_scores(read_comparable(ATLAS, path.stem))
             chart = AbilityMap(tuple(scores))
-            found[path] = add_title(chart.figure(), chart.title, f"--scale {path.stem}")
+            found[path] = add_title(
+                chart.figure(), chart.title, f"lab profile MIXER --scale {path.stem}"
+            )
     for run in {path.parent.name for path in wanted} - {ATLAS_FOLDER}:
         mine = {path: share for path, share in wanted.items() if path.parent.name == run}
         only = {path.stem.rpartition("-")[0] for path in mine}

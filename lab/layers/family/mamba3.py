@@ -40,8 +40,9 @@ class Mamba3(Recurrence):
         n_heads: heads h.
         mimo_rank: r ≥ 1.
         rotated: share of the channels of q and k that are rotated, in [0, 1].
-        dt_min, dt_max: between which dt starts, log-uniform in the heads; 0 < dt_min ≤ dt_max ≤ 80.
-            A token rotates by less than π dt: to turn the state over, dt must become large.
+        dt_min: least dt at the start, which is log-uniform in the heads, > 0. A token rotates by
+            less than π dt: to turn the state over, dt must become large.
+        dt_max: greatest dt at the start, ≥ dt_min and ≤ 80.
         shared: options of `lab.layers.recurrence.Shared`; there is neither a convolution, nor an
             activation, nor a rotation to positions.
 
