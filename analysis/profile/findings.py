@@ -191,8 +191,7 @@ class RecallPerByte(Finding):
         rows = []
         for score in self.points:
             share = percent(HALF * bits * _count_per_byte(score) / 8, 2) if score.level else "–"
-            pairs = str(score).removesuffix(f" {ABILITIES[CHOOSER].unit}")
-            rows.append((score.mixer, f"{score.state_bytes:,}", pairs, share))
+            rows.append((score.mixer, f"{score.state_bytes:,}", score.short, share))
         heads = ("mixer", "bytes of state", "pairs", "bits of recall / bits of state")
         return Table(heads, tuple(rows))
 
@@ -297,8 +296,9 @@ class AbilityMap(Finding):
     scores: tuple[AbilityScore, ...]
     title = "Abilities of all mixers"
     reading = (
-        "A cell is the mean level over seeds: 0 is chance, 100 % all that was measured; reaches go "
-        "in doublings. Mixers are ordered by their mean. An empty cell was not run."
+        "A cell has the mean over seeds, in the unit of its column. Its colour is the level: 0 is "
+        "chance, 100 % all that was measured; reaches go in doublings. Mixers are ordered by their "
+        "mean level. An empty cell was not run."
     )
 
     @property
@@ -335,9 +335,12 @@ class AbilityMap(Finding):
 
     def figure(self) -> go.Figure:
         """Draw the map."""
-        titles = [ABILITIES[key].title for key in self.abilities]
+        found = {(score.mixer, score.ability): score.short for score in self.scores}
+        texts = [[found.get((m, a), "") for a in self.abilities] for m in self.mixers]
+        about = [ABILITIES[key] for key in self.abilities]
+        titles = [", ".join(filter(None, (each.title, each.unit_of_value))) for each in about]
         colors = Colors("of what was measured", "share", (0.0, 1.0))
-        return heat([Map(self.levels, self.mixers, titles)], colors, Axis(), Axis(), numbers=True)
+        return heat([Map(self.levels, self.mixers, titles, texts=texts)], colors, Axis(), Axis())
 
 
 @dataclass(frozen=True)

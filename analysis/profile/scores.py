@@ -65,11 +65,16 @@ class AbilityScore:
         return low * (high / low) ** level / about.unit_tokens
 
     def __str__(self) -> str:
-        """Return the value with its unit; "≥" and "<" stand at the ends of what was measured."""
-        about, reach = ABILITIES[self.ability], ABILITIES[self.ability].measure == "reach"
+        """Return the value with its unit."""
+        unit = ABILITIES[self.ability].unit_of_value
+        return f"{self.short} {unit}" if unit else self.short
+
+    @property
+    def short(self) -> str:
+        """The value without its unit; "≥" and "<" stand at the ends of what was measured."""
+        reach = ABILITIES[self.ability].measure == "reach"
         bound = {0.0: "< ", 1.0: "≥ "}.get(self.level, "") if reach else ""
-        unit = "" if about.measure == "share" else f" {about.unit}"
-        return f"{bound}{self._format(self.level)}{unit}"
+        return f"{bound}{self._format(self.level)}"
 
     def describe_interval(self) -> str:
         """Return the interval as text; – where there is none, or all seeds are at one end."""

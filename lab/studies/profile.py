@@ -57,6 +57,11 @@ class Ability:
     unit_tokens: int = 1
     floor: str = ""
 
+    @property
+    def unit_of_value(self) -> str:
+        """In which its number is said; "" for a share, which is said in per cent."""
+        return "" if self.measure == "share" else self.unit
+
 
 @dataclass(frozen=True)
 class Scale:
