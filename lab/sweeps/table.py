@@ -55,6 +55,8 @@ decoding keeps of a row of this length, empty where a mixer does not tell. `sett
 """
 
 
+LATER = {"loss", "validation_loss"}
+"""Columns that tables of 0.1.0 do not have."""
 FILES = (".csv", ".parquet")
 MOST_BYTES, MOST_ROWS = 2**26, 10**6
 """Bytes and rows of the largest table that is read."""
@@ -181,6 +183,8 @@ def check_file(file: Path) -> None:
 def read_table(file: Path, types: Mapping[str, Any] | None = None) -> pl.DataFrame:
     """Read a .csv or .parquet table of a sane size.
 
+    Columns that tables of runs have had since 0.1.0 are empty where they are missing.
+
     Args:
         file: the table.
         types: of columns of a .csv file; of the others, the values tell.
@@ -191,7 +195,7 @@ def read_table(file: Path, types: Mapping[str, Any] | None = None) -> pl.DataFra
     try:
         data = read(file, MOST_BYTES)
         if file.suffix != ".parquet":
-            return pl.read_csv(data, schema_overrides=types, infer_schema_length=None)
+            return _complete(pl.read_csv(data, schema_overrides=types, infer_schema_length=None))
         # Rows that are equal take next to nothing in a file, and all their size in memory.
         found = pl.scan_parquet(io.BytesIO(data))
         rows = found.select(pl.len()).collect().item()
@@ -200,9 +204,16 @@ def read_table(file: Path, types: Mapping[str, Any] | None = None) -> pl.DataFra
         nested = [name for name, kind in found.collect_schema().items() if kind.is_nested()]
         if nested:
             raise RunError(f"has lists in the column {nested[0]}")
-        return found.collect()
+        return _complete(found.collect())
     except (OSError, RunError, pl.exceptions.PolarsError) as error:
         raise RunError(f"table={file}: cannot be read: {shorten_message(error)}") from error
+
+
+def _complete(table: pl.DataFrame) -> pl.DataFrame:
+    missing = LATER - {*table.columns}
+    if {*MEASURED} - LATER <= {*table.columns} and missing:
+        return table.with_columns(pl.lit(None, pl.Float64).alias(name) for name in missing)
+    return table
 
 
 def is_table(file: Path, columns: Iterable[str] = MEASURED) -> bool:

@@ -33,7 +33,14 @@ from lab.sweeps.outcome import (
     read_spent,
 )
 from lab.sweeps.pool import MOST_KILLS, CellRun, KilledError, Worker, run_cells
-from lab.sweeps.table import MEASURED, EarlierResults, is_table, save_table, tabulate_cells
+from lab.sweeps.table import (
+    MEASURED,
+    EarlierResults,
+    is_table,
+    read_table,
+    save_table,
+    tabulate_cells,
+)
 from lab.training.experiment import carry_out
 from lab.training.run import Run
 
@@ -467,3 +474,14 @@ def test_validation_rows_of_shorter_stages_do_not_count_for_the_full_length(tmp_
             model = run.load_model(stage.steps)
             right = evaluate(run.task, model, rows=2, rows_at_once=2, seed=0, split="validation")
             assert found["validation"] == right.accuracy
+
+
+def test_a_table_of_an_earlier_version_lacks_its_losses(tmp_path):
+    row = {name: [0.5] if kind == pl.Float64 else [None] for name, kind in MEASURED.items()}
+    table = pl.DataFrame(row, schema=MEASURED)
+    save_table(table.drop("loss", "validation_loss"), tmp_path / "old.csv")
+    found = read_table(tmp_path / "old.csv", MEASURED)
+    assert {*found.columns} == {*MEASURED}
+    assert found.row(0, named=True)["loss"] is None
+    assert found.row(0, named=True)["validation"] == 0.5
+    assert is_table(tmp_path / "old.csv")
