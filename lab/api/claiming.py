@@ -37,7 +37,7 @@ from lab.bench.costs import measure_costs
 from lab.files import RunError, check_output, has_entries, read_json
 from lab.machine import choose_device, describe_device
 from lab.models.anatomy import dissect
-from lab.suite.audit import audit
+from lab.suite.audit import audit, measure_bits
 from lab.sweeps import Cell, Sweep
 from lab.sweeps.outcome import open_run
 from lab.sweeps.table import is_table, read_table, save_table
@@ -136,7 +136,7 @@ def judge(
             + ("; more seeds would decide more often" if power < ENOUGH else "")
         )
         verdict, seeds, results, built = _look_until_decided(
-            stated, options.scale, looks, how, show, on_note
+            stated, options.scale, built, looks, how, show, on_note
         )
         shown = show_figures(results, stated.name)
         machines = _list_training_machines(built, runs)
@@ -156,6 +156,7 @@ def judge(
 def _look_until_decided(
     stated: Claim,
     scale: str,
+    built: Sweep,
     looks: Sequence[int],
     how: SweepOptions,
     show: Callable[[], AbstractContextManager[Display]],
@@ -165,13 +166,16 @@ def _look_until_decided(
 
     Where not all runs of a later look have ended, the verdict of the last whole look stays.
 
+    Args:
+        built: the sweep of the first look.
+
     Returns:
         the verdict, the number of seeds behind it, and the sweep that was run last.
     """
-    built = build_sweep(stated, scale, looks[0])
     floor, last = measure_floor(stated.statistic, built), None
     for seeds in looks:
-        built = build_sweep(stated, scale, seeds)
+        if last is not None:
+            built = build_sweep(stated, scale, seeds)
         table, results = run_sweep(built, how, show(), on_note)
         verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
         if last is not None and verdict.operational:
@@ -328,11 +332,12 @@ def _score(task: Task, measure: str) -> dict[str, float]:
     """Return the accuracy of chance and of each shortcut, or minus their bits."""
     if measure == "bits" and task.vectors:
         raise ValueError(f"measure=bits: {task.name}'s answers are numbers, which have no bits")
-    found = audit(task, rows=ROWS)
     if measure == "bits":
-        saved = {name: -bits for name, bits in found.bits.items() if name != "oracle"}
+        known = measure_bits(task, rows=ROWS).items()
+        saved = {name: -bits for name, bits in known if name != "oracle"}
         return {"chance": -math.log2(task.vocab_size), **saved}
-    return {score.name: score.accuracy for score in found.scores if score.name != "oracle"}
+    scores = audit(task, rows=ROWS).scores
+    return {score.name: score.accuracy for score in scores if score.name != "oracle"}
 
 
 def check_parameters(equal: Mapping[str, float], statistic: Statistic, sweep: Sweep) -> list[str]:

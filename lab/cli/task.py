@@ -521,11 +521,12 @@ def _audit_rows(
     """Print what predictors and models set by hand reach; exit with 1 if the oracle is unsound."""
     from lab.constructions import ladder
     from lab.machine import explain_lack_of_memory
-    from lab.suite.audit import audit
+    from lab.suite.audit import audit, measure_bits
 
     sizes = {n: settings.get(n, getattr(ModelConfig, n)) for n in ("d_model", "n_heads")}
     with explain_lack_of_memory(f"an audit, seq_len={task.seq_len}"):
         found = audit(task, split=split, seed=seed)
+        bits = measure_bits(task, split=split, seed=seed)
         rungs = ladder(task, **sizes, seed=seed)
     if as_json:
         typer.echo(
@@ -537,7 +538,7 @@ def _audit_rows(
                     "rows": found.rows,
                     "scored": found.scored,
                     "scores": [asdict(score) for score in found.best_first],
-                    "bits": found.bits,
+                    "bits": bits,
                     "models": [asdict(rung) for rung in rungs],
                 }
             )
@@ -548,7 +549,7 @@ def _audit_rows(
 
         console = open_table_console()
         title = f"{task.name}: {task.measure} of predictors, {split}, seed {seed}"
-        console.print(build_audit_table(found, title, task.measure))
+        console.print(build_audit_table(found, bits, title, task.measure))
         if rungs:
             console.print(build_ladder_table(rungs))
     if not found.sound:

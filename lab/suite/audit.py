@@ -1,10 +1,10 @@
 """Baselines for a model's accuracy: chance, each shortcut, and the oracle."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lab.intervals import RowAmounts, RowCounts
-from tasks.base import Predictor, Task, count_right, count_rows
+from tasks.base import Batch, Predictor, Task, count_right, count_rows
 
 ROWS = 1024
 """Rows that predictors are scored on, unless the rows are very long."""
@@ -38,7 +38,6 @@ class Audit:
         scores: chance, each shortcut, the oracle.
         rows: number of rows.
         scored: number of their scored positions.
-        bits: a token that each predictor with probabilities takes in the mean, by name.
         sound: whether the oracle is always right or, where rows do not determine their targets,
             right more often than every shortcut.
     """
@@ -47,7 +46,6 @@ class Audit:
     rows: int
     scored: int
     sound: bool
-    bits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best_first(self) -> list[Score]:
@@ -75,24 +73,38 @@ def audit(task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS) -
         rows: number of rows, unless they are very long.
     """
     rows = count_audited(task, rows)
-    at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
     predictors = list_predictors(task)
     right = {name: RowAmounts() if task.vectors else RowCounts() for name in predictors}
-    bits = dict.fromkeys(task.surprisals(), 0.0)
     number = 0
-    for start in range(0, rows, at_once):
-        size = min(at_once, rows - start)
-        batch = task.batch(split=split, start=start, size=size, seed=seed)
+    for batch in _draw_batches(task, split, seed, rows):
         number += int(batch.scored.sum())
         asked = task.count_asked(batch)
         for name, predict in predictors.items():
             answers = predict(batch)
             right[name].add(count_right(answers, batch.find_nearest(answers)), asked)
-        for name, measure in task.surprisals().items():
-            bits[name] += float(measure(batch)[batch.scored].sum())
     scores = [Score("chance", task.chance, None)]
     scores += [Score(name, of.share, of.find_interval()) for name, of in right.items()]
     *others, oracle = [score.accuracy for score in scores]
     sound = oracle > max(others) if task.stochastic else oracle == 1
-    bits = {name: total / number for name, total in bits.items()}
-    return Audit(tuple(scores), rows, number, sound, bits)
+    return Audit(tuple(scores), rows, number, sound)
+
+
+def measure_bits(
+    task: Task, *, split: str = "test", seed: int = 0, rows: int = ROWS
+) -> dict[str, float]:
+    """Return the bits a token that each predictor with probabilities takes on the same rows."""
+    totals, number = dict.fromkeys(task.surprisals(), 0.0), 0
+    if not totals:
+        return totals
+    for batch in _draw_batches(task, split, seed, count_audited(task, rows)):
+        number += int(batch.scored.sum())
+        for name, find_bits in task.surprisals().items():
+            totals[name] += float(find_bits(batch)[batch.scored].sum())
+    return {name: total / number for name, total in totals.items()}
+
+
+def _draw_batches(task: Task, split: str, seed: int, rows: int) -> Iterator[Batch]:
+    """Yield the first rows of a split, as many at once as memory has room for."""
+    at_once = count_rows(TOKENS_AT_ONCE, task.seq_len)
+    for start in range(0, rows, at_once):
+        yield task.batch(split=split, start=start, size=min(at_once, rows - start), seed=seed)

@@ -1,6 +1,6 @@
 """Tables of tasks, models, errata, claims and studies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -111,11 +111,11 @@ def _describe_state(fixed: int, token: int) -> str:
     return " + ".join(filter(None, (f"{fixed:,}" if fixed or not token else "", grows)))
 
 
-def build_audit_table(found: "Audit", title: str, measure: str) -> Table:
+def build_audit_table(found: "Audit", bits: Mapping[str, float], title: str, measure: str) -> Table:
     """Build a table of the predictors of a task, best first, with 95 % intervals but for chance."""
     caption = f"{found.rows:,} rows, {found.scored:,} scored positions"
-    for name, bits in found.bits.items():
-        caption += f"\n{name}: {bits:.3f} bits a token"
+    for name, each in bits.items():
+        caption += f"\n{name}: {each:.3f} bits a token"
     table = Table(title=title, title_justify="left", caption=caption)
     for name in ("", measure, "95 %"):
         table.add_column(name, justify="right" if name else "left")

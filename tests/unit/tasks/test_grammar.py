@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from lab.suite.audit import audit
+from lab.suite.audit import measure_bits
 from tasks.base import accuracy
 from tasks.grammar import Grammar, draw_rules
 from tests.statistics import assert_uniform
@@ -129,6 +129,6 @@ def test_the_grammar_itself_takes_the_bits_of_its_choices():
     bits = SMALL.surprisals()["oracle"](batch)
     assert bits.min() >= 0
     assert bits.isfinite().all()
-    found = audit(SMALL, rows=64)
-    assert found.bits["oracle"] == pytest.approx(bits[batch.scored].mean().item())
-    assert found.bits["oracle"] < math.log2(SMALL.vocab_size)
+    found = measure_bits(SMALL, rows=64)
+    assert found["oracle"] == pytest.approx(bits[batch.scored].mean().item())
+    assert found["oracle"] < math.log2(SMALL.vocab_size)
