@@ -17,7 +17,8 @@ TEXTS = ("claim", "source", "refuted_by", "stands_for")
 PARTS = (*TEXTS, "statistic", "equal", "power", "sweeps_of", *SCALES)
 COUNTS = ("total", "active")
 """Parameters that settings can be held equal in: all, or those that one token uses."""
-LOOKS = "looks"
+LOOKS, TUNING = "looks", "tuning_seeds"
+"""Parts of a claim's sweep that other sweeps do not have."""
 STATISTIC = ("kind", "of", "than", "at", "cost", "measure")
 MEASURES = ("accuracy", "bits")
 KINDS = ("difference", "least", "greatest", "ratio")
@@ -111,7 +112,8 @@ class Claim:
             parameters; what is not named may differ freely.
         power: what is assumed to compute its power; None for a claim about costs.
         sweeps: the sweep of each scale, as a sweep's file describes it, with `looks` in place of
-            `seeds` if more of them are run while the claim is undecided.
+            `seeds` if more of them are run while the claim is undecided, and `tuning_seeds` if
+            only so many of them try all learning rates.
         digest: of the file's content, and of that of the file whose sweeps it has.
         sweeps_of: the claim whose sweeps and runs it shares; its own name if they are its own. Of
             another's, it runs only the settings that it compares.
@@ -132,6 +134,10 @@ class Claim:
     def list_looks(self, scale: str) -> tuple[int, ...]:
         """Return after how many seeds a verdict is sought, ascending; () for once, after all."""
         return tuple(self.sweeps.get(scale, {}).get(LOOKS, ()))
+
+    def count_tuning_seeds(self, scale: str) -> int | None:
+        """Return how many seeds try all learning rates; None: all of them."""
+        return self.sweeps.get(scale, {}).get(TUNING)
 
     @classmethod
     def read(cls, file: Path) -> "Claim":
@@ -178,8 +184,8 @@ class Claim:
         sweeps = {scale: _read_table(content, scale) for scale in SCALES if scale in content}
         for scale, sweep in sweeps.items():
             _check_looks(sweep, scale)
-            if statistic.cost and LOOKS in sweep:
-                raise ValueError(f"{scale}.{LOOKS}: a claim about costs has no seeds to look at")
+            for part in {LOOKS, TUNING} & {*sweep} if statistic.cost else ():
+                raise ValueError(f"{scale}.{part}: a claim about costs has one seed")
         if not sweeps:
             raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")
         return cls(
@@ -210,8 +216,12 @@ def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[st
 
 
 def _check_looks(sweep: Mapping[str, Any], scale: str) -> None:
-    """Check that the looks of a sweep are numbers of seeds that grow, of a sweep without seeds."""
-    looks = sweep.get(LOOKS)
+    """Check that the looks of a sweep are numbers of seeds that grow, of a sweep without seeds, and
+    that the seeds that try all learning rates are some.
+    """
+    tuning, looks = sweep.get(TUNING, 1), sweep.get(LOOKS)
+    if type(tuning) is not int or tuning < 1:
+        raise ValueError(f"{scale}.{TUNING}={tuning!r}: must be a whole number ≥ 1")
     if looks is None:
         return
     if "seeds" in sweep:

@@ -303,6 +303,14 @@ def decide(
     return ClaimVerdict(outcome, because, False, found, runs, 0)
 
 
+def find_rates(
+    table: pl.DataFrame, statistic: Statistic, settings: Sequence[str]
+) -> set[tuple[Any, ...]]:
+    """Return the best learning rate of each setting, behind the values of these factors."""
+    scored = score(select(table, statistic.at), statistic.measure)
+    return {*choose_rates(scored, settings).select(*settings, RATE).rows()}
+
+
 def judge(
     found: StatisticValue, statistic: Statistic, chance: float = 0.0
 ) -> tuple[ClaimOutcome, str]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from pydantic import with_config
 from typing_extensions import TypedDict
 
 from analysis.claims.card import CARD, PAGE, Card, digest_code, digest_configuration, digest_data
-from analysis.claims.claim import LOOKS, Claim, Statistic
+from analysis.claims.claim import LOOKS, TUNING, Claim, Statistic
 from analysis.claims.verdict import (
     ClaimVerdict,
     Floor,
@@ -22,6 +22,7 @@ from analysis.claims.verdict import (
     compute_power,
     decide,
     decide_costs,
+    find_rates,
 )
 from analysis.pages.page import Shown, show_finding
 from analysis.pages.sweep import show_figures
@@ -164,7 +165,8 @@ def _look_until_decided(
 ) -> tuple[ClaimVerdict, int, SweepResults, Sweep]:
     """Run the sweep of a claim with more and more seeds until they decide it.
 
-    Where not all runs of a later look have ended, the verdict of the last whole look stays.
+    Where not all runs of a later look have ended, the verdict of the last whole look stays. Where
+    only some seeds try all learning rates, they run first, and the others at the best of these.
 
     Args:
         built: the sweep of the first look.
@@ -173,9 +175,19 @@ def _look_until_decided(
         the verdict, the number of seeds behind it, and the sweep that was run last.
     """
     floor, last = measure_floor(stated.statistic, built), None
+    tuning, rates = stated.count_tuning_seeds(scale), None
+    if tuning is not None:
+        tried = _leave_out(built, tuning, set())
+        table, results = run_sweep(tried, how, show(), on_note)
+        verdict = decide(table, stated.statistic, tried.factors, floor, len(looks))
+        if verdict.operational:
+            return verdict, tuning, results, tried
+        rates = find_rates(table, stated.statistic, _list_settings(tried))
     for seeds in looks:
         if last is not None:
             built = build_sweep(stated, scale, seeds)
+        if tuning is not None and rates is not None:
+            built = _leave_out(built, tuning, rates)
         table, results = run_sweep(built, how, show(), on_note)
         verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
         if last is not None and verdict.operational:
@@ -186,6 +198,29 @@ def _look_until_decided(
             break
     assert last is not None
     return last
+
+
+def _list_settings(sweep: Sweep) -> list[str]:
+    return [factor for factor in sweep.factors if factor not in (RATE, "seed")]
+
+
+def _leave_out(sweep: Sweep, tuning_seeds: int, rates: Container[tuple[Any, ...]]) -> Sweep:
+    """Return the sweep with its first seeds at all learning rates, and the others at some.
+
+    Args:
+        rates: a setting's values and the learning rate at which the others run.
+    """
+    names = (*_list_settings(sweep), RATE)
+    seeds = [*dict.fromkeys(cell.factors["seed"] for cell in sweep.cells)][:tuning_seeds]
+    return replace(
+        sweep,
+        cells=tuple(
+            cell
+            for cell in sweep.cells
+            if cell.factors["seed"] in seeds
+            or tuple(cell.factors[name] for name in names) in rates
+        ),
+    )
 
 
 def _find_file(what: str | None) -> Path:
@@ -220,10 +255,16 @@ def build_sweep(stated: Claim, scale: str, seeds: int | None = None) -> Sweep:
         known = ", ".join(stated.sweeps)
         raise ValueError(f"scale={scale}: {stated.name} has no such sweep; it has {known}")
     name = f"{stated.name}-{scale}"
-    content = {part: value for part, value in stated.sweeps[scale].items() if part != LOOKS}
+    content = {
+        part: value
+        for part, value in stated.sweeps[scale].items()
+        if part not in (LOOKS, TUNING)
+    }
     if looks := stated.list_looks(scale):
         content["seeds"] = seeds or looks[0]
     built = parse(content, f"{stated.name}.{scale}", name).build()
+    if stated.count_tuning_seeds(scale) is not None and RATE not in built.factors:
+        raise ValueError(f"{scale}.{TUNING}: must be of a sweep with several values of {RATE}")
     lengths = {length for cell in built.cells for length in cell.lengths}
     values = {n: {cell.factors[n] for cell in built.cells} for n in built.factors}
     for part in (stated.statistic.of, stated.statistic.than, stated.statistic.at):

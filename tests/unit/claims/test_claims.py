@@ -334,6 +334,25 @@ def test_a_claim_through_the_command_line(tmp_path):
     assert again["machines"] == ["a laptop", "a server"]
 
 
+def test_only_tuning_seeds_try_all_learning_rates(tmp_path):
+    file, out = tmp_path / "tiny.toml", tmp_path / "out"
+    grid = "learning_rate = [0.001, 0.1]\nd_model = [8, 16]"
+    tuned = TINY.replace("seeds = 2", "seeds = 3\ntuning_seeds = 1")
+    file.write_text(tuned.replace("d_model = [8]", grid).replace("_steps = 2", "_steps = 20"))
+    words = ["claim", str(file), "--scale", "smoke", "--out", str(out), "--workers", "1", "--json"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    table = pl.read_parquet(out / "table.parquet")
+    runs = table.group_by("d_model", "learning_rate").agg(pl.col("seed").sort(), pl.mean("accuracy"))
+    first = table.filter(pl.col("seed") == 0)
+    for width in (8, 16):
+        of_width = first.filter(pl.col("d_model") == width)
+        best = of_width.sort("validation", descending=True)["learning_rate"][0]
+        seeds = {rate: seeds for w, rate, seeds, _ in runs.rows() if w == width}
+        assert seeds == {rate: [0, 1, 2] if rate == best else [0] for rate in (0.001, 0.1)}
+    judged = json.loads(CliRunner().invoke(app, [*words, "--show"]).stdout)
+    assert (judged["seeds"], judged["runs"]) == (3, 8)
+
+
 @pytest.mark.parametrize(
     ("above", "seeds"), [(0.9, 2), (0.05, 3)], ids=["decided at once", "looked at twice"]
 )
@@ -426,6 +445,8 @@ def test_the_lab_lists_its_claims():
         ("above = 0.9", 'above = 0.9\nmeasure = "bit"', "measure='bit': must be one of accuracy"),
         ("seeds = 2", "looks = [3, 2]", "smoke.looks=[3, 2]: must be whole numbers ≥ 2, ascending"),
         ("seeds = 2", "seeds = 2\nlooks = [2]", "smoke.looks=[2]: has seeds too"),
+        ("seeds = 2", "seeds = 2\ntuning_seeds = 0", "smoke.tuning_seeds=0: must be a whole number"),
+        ("seeds = 2", "seeds = 2\ntuning_seeds = 1", "several values of learning_rate"),
     ],
 )
 def test_a_wrong_claim_names_the_field(old, new, said, tmp_path):
