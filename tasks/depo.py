@@ -83,6 +83,7 @@ class Depo(Task):
             "LOG.md, small presets",
             stack="SN AN*2",
             layers={"S.position": "conv"},
+            seconds=171,
         ),
         "published": Preset(
             {"seq_len": 2048, "n_nodes": 375, "min_nodes": 3},

@@ -63,7 +63,9 @@ class Mano(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 7, "length": 2, "modulus": 5},
-            "the shortest that nest; no run has learned it to the end yet",
+            "LOG.md, small presets",
+            stack="AM*3",
+            seconds=233,
         ),
         "published": Preset({"seq_len": 35, "length": 16}, "Allen-Zhu 2025, its longest"),
     }

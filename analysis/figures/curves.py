@@ -30,6 +30,7 @@ class Line:
         look: number of colour, dash and symbol; None: the next ones; −1: muted, for what is in the
             background or only to compare with.
         notes: for the hover text of each point.
+        labels: written beside each point of `points`, and on which side.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Line:
     shape: Literal["line", "band", "points", "stairs"] = "line"
     look: int | None = None
     notes: Sequence[str] | None = None
+    labels: Sequence[tuple[str, Literal["left", "right"]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
         )
     few = len(at) <= FEW
     marked, faint = few and not muted, muted or (not few and line.shape == "points")
-    modes = {"points": "markers", "stairs": "lines"}
+    modes = {"points": "markers+text" if line.labels else "markers", "stairs": "lines"}
     notes = line.notes or [line.name] * len(at)
     # Of points there may be so many that whiskers with caps hide them.
     whiskers = (0.8, 0) if line.shape == "points" else (1.5, 5)
@@ -170,9 +172,11 @@ def _draw_line(line: Line, look: int, x: Axis, y: Axis) -> list[go.Scatter]:
             if ends is not None and line.shape != "band"
             else None,
             cliponaxis=False,
-            text=list(notes),
+            text=[label for label, _ in line.labels] if line.labels else None,
+            textposition=[f"middle {side}" for _, side in line.labels] if line.labels else None,
+            hovertext=list(notes),
             customdata=np.asarray(line.x, np.float64),
-            hovertemplate=f"%{{text}}, {where} %{{customdata:,.4~g}}: %{{y:{y.shown}}}"
+            hovertemplate=f"%{{hovertext}}, {where} %{{customdata:,.4~g}}: %{{y:{y.shown}}}"
             "<extra></extra>",
         )
     )

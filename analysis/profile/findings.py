@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,6 +21,11 @@ FEWEST_PAIRS = min(ABILITIES[CHOOSER].lengths) / ABILITIES[CHOOSER].unit_tokens
 """Stored pairs of the shortest rows of recall."""
 FEWEST = 5
 """Fewest mixers over which abilities are correlated."""
+HIGH = 330
+"""Height of a figure whose dots have names, px."""
+CLOSE_BYTES, CLOSE_PAIRS = 1.5, 1.15
+"""Dots that differ by less than both factors share one label."""
+NAMES_A_LINE = 3
 
 
 @dataclass(frozen=True)
@@ -160,7 +166,8 @@ class RecallPerByte(Finding):
     reading = (
         "A dot is a mixer: across, the bytes that both layers keep of a row of the longest kind; "
         "up, the pairs at which half are recalled. The lowest place is also that of mixers which "
-        "do not recall half of so few. Bits of recall are those that tell the recalled half of the "
+        "do not recall half of so few; dots that nearly touch share one label, their names in the "
+        "order of their bytes. Bits of recall are those that tell the recalled half of the "
         "values from all others."
     )
 
@@ -198,6 +205,7 @@ class RecallPerByte(Finding):
     def figure(self) -> go.Figure:
         """Draw a dot for each mixer, the one that is marked on top."""
         groups: dict[str, list[AbilityScore]] = {}
+        labels = self._place_labels()
         for score in sorted(self.points, key=lambda score: score.mixer == self.mixer):
             own = score.mixer == self.mixer
             label = self.mixer if own else "other mixers" if self.mixer else "mixers"
@@ -209,11 +217,50 @@ class RecallPerByte(Finding):
                 np.array([score.value for score in group]),
                 shape="points",
                 notes=[f"{score.mixer}, {score}" for score in group],
+                labels=[labels.get(score.mixer, ("", "right")) for score in group],
             )
             for label, group in groups.items()
         ]
         y = Axis("pairs", "count", "log", ticks=_list_pairs())
-        return curves([Curves(lines, y)], Axis("bytes of state", "count", "log"))
+        x = Axis("bytes of state", "count", "log", ticks=_list_sizes(self.points))
+        return curves([Curves(lines, y, height=HIGH)], x)
+
+    def _place_labels(self) -> dict[str, tuple[str, Literal["left", "right"]]]:
+        """Return the names beside dots, by mixer: of dots that nearly touch one has the names of
+        all, the last one, or in the right half of the figure the first one, on its left.
+        """
+        groups: list[list[AbilityScore]] = []
+        for score in self.points:  # by bytes
+            near = (group for group in groups if _are_near(group[-1], score))
+            group = next(near, None)
+            if group is None:
+                groups.append([score])
+            else:
+                group.append(score)
+        sizes = [score.state_bytes or 1 for score in self.points]
+        middle = math.sqrt(sizes[0] * sizes[-1]) if sizes else 0.0
+        labels: dict[str, tuple[str, Literal["left", "right"]]] = {}
+        for group in groups:
+            names = [score.mixer for score in group]
+            lines = (names[i : i + NAMES_A_LINE] for i in range(0, len(names), NAMES_A_LINE))
+            text = ",<br>".join(", ".join(line) for line in lines)
+            right = (group[0].state_bytes or 0) <= middle
+            labels[names[-1 if right else 0]] = (text, "right" if right else "left")
+        return labels
+
+
+def _are_near(first: AbilityScore, second: AbilityScore) -> bool:
+    """Say whether the dots of two mixers lie so close that their names would overlap."""
+    size = (second.state_bytes or 1) / (first.state_bytes or 1)
+    return size < CLOSE_BYTES and 1 / CLOSE_PAIRS < second.value / first.value < CLOSE_PAIRS
+
+
+def _list_sizes(scores: Sequence[AbilityScore]) -> dict[float, str]:
+    """Return powers of four of bytes around those of the states, as ticks of an axis."""
+    sizes = [score.state_bytes or 1 for score in scores] or [2**16]
+    first, last = (math.log(end(sizes), 4) for end in (min, max))
+    powers = (4.0**i for i in range(math.floor(first), math.ceil(last) + 1))
+    return {n: f"{n / 2**20:g} MiB" if n >= 2**20 else f"{n / 2**10:g} KiB" for n in powers}
 
 
 def _count_per_byte(score: AbilityScore) -> float:
