@@ -217,8 +217,7 @@ def _leave_out(sweep: Sweep, tuning_seeds: int, rates: Container[tuple[Any, ...]
         cells=tuple(
             cell
             for cell in sweep.cells
-            if cell.factors["seed"] in seeds
-            or tuple(cell.factors[name] for name in names) in rates
+            if cell.factors["seed"] in seeds or tuple(cell.factors[name] for name in names) in rates
         ),
     )
 
@@ -256,9 +255,7 @@ def build_sweep(stated: Claim, scale: str, seeds: int | None = None) -> Sweep:
         raise ValueError(f"scale={scale}: {stated.name} has no such sweep; it has {known}")
     name = f"{stated.name}-{scale}"
     content = {
-        part: value
-        for part, value in stated.sweeps[scale].items()
-        if part not in (LOOKS, TUNING)
+        part: value for part, value in stated.sweeps[scale].items() if part not in (LOOKS, TUNING)
     }
     if looks := stated.list_looks(scale):
         content["seeds"] = seeds or looks[0]
