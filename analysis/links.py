@@ -119,7 +119,8 @@ def _find_offsets(subject: Subject) -> Offsets:
         for i, b in enumerate(subject.model.list_blocks())
         if b.mixer is not None
     }
-    if all(width == 1 for width in reach.values()):
+    vectors = subject.batch.inputs.is_floating_point()  # of which none is the copy of another
+    if vectors or all(width == 1 for width in reach.values()):
         return IN_PLACE
     seq_len = subject.batch.inputs.shape[1]
     size = count_rows(OFFSET_TOKENS, seq_len, fewest=8, most=OFFSET_ROWS)

@@ -42,7 +42,7 @@ SIZES = {
 """Of each task whose first case in `tests.task_cases` has too little to analyse."""
 STACKS = {
     "AM*2": {},
-    "SM AM": {},
+    "SM AM": {"S.position": "conv"},
     "SE IE": {"E.n_experts": 16, "E.k": 2, "I.mask": "soft", "I.n_values": 4},
 }
 EVERYTHING = "SE IE"
