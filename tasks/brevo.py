@@ -81,8 +81,9 @@ class Brevo(Task):
     presets: ClassVar[dict[str, Preset]] = {
         "small": Preset(
             {"seq_len": 24, "n_nodes": 5, "max_degree": 2, "vocab_size": 11},
-            "the fewest nodes of which two may lack parents; no run has learned it to the end yet",
+            "LOG.md, small presets; the fewest nodes of which two may lack parents",
             stack="AM*3",
+            seconds=368,
         ),
         "published": Preset(
             {"seq_len": 1024, "n_nodes": 110, "min_nodes": 3, "vocab_size": 113},
