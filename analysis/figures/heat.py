@@ -130,7 +130,8 @@ def heat(
                 showticklabels=i % across == 0 or list(one.rows) != list(maps[i - 1].rows),
                 **place,
             )
-    canvas.fig.update_xaxes(showgrid=False, ticks="")
+    # Turned names end at their column: one that begins at the last column has no room.
+    canvas.fig.update_xaxes(showgrid=False, ticks="", autotickangles=[0, -30, -90])
     canvas.fig.update_yaxes(showgrid=False, ticks="", automargin="left")
     low, high = colors.ends or _find_ends(seen)
     bar: dict[str, object] = {"nticks": 6, "tickformat": plain}

@@ -5,7 +5,7 @@ of the README is made. Its path says what it shows:
 
     images/RUN/FIGURE.png     a figure of the newest run folder of that name, below runs/
     images/RUN/report.png     the first screen of that run's report
-    images/atlas/SCALE.png    abilities × mixers at that scale, of the runs that come with the lab
+    images/atlas/SCALE-NAME.png  of the runs that come with the lab: NAME is abilities or bytes
     images/NAME.png           the page runs/gallery/NAME.html, or what a command wrote there itself
 
 A picture that stands beside another (`width="49%"`) is drawn narrower, so that one can read it.
@@ -27,7 +27,7 @@ from analysis.examination import examine
 from analysis.figures.theme import WIDTH, add_title
 from analysis.pages.export import find_browser, save_all
 from analysis.pages.page import draw_figures
-from analysis.profile.findings import AbilityMap
+from analysis.profile.findings import AbilityMap, RecallPerByte
 from analysis.profile.scores import collect_scores
 from lab.api.profiling import ATLAS, read_comparable
 from lab.training.run import Run
@@ -37,6 +37,11 @@ IMAGES = HOME / "docs" / "images"
 RUNS = (HOME / "runs" / "gallery", HOME / "runs")
 PICTURE = re.compile(r'images/([\w/-]+\.png)"?(?: width="(\d+)%")?')
 ATLAS_FOLDER = "atlas"
+FINDINGS = {"abilities": AbilityMap, "bytes": RecallPerByte}
+FOOT = 112
+"""Room below a heat map with level names of columns, px."""
+HALF = 0.5
+"""Share of the page's width up to which a picture stands beside another."""
 NARROW = 420
 """Width of a figure that stands beside another, px of its layout."""
 TITLE = 52
@@ -92,20 +97,30 @@ def find_run(name: str) -> Run:
 def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
     """Draw figures of runs, each as wide as the share of the page that it takes."""
     found = {}
-    for path in wanted:
+    for path, share in wanted.items():
         if path.parent.name == ATLAS_FOLDER:
-            scores = collect_scores(read_comparable(ATLAS, path.stem))
-            chart = AbilityMap(tuple(scores))
-            found[path] = add_title(
-                chart.figure(), chart.title, f"lab profile MIXER --scale {path.stem}"
-            )
+            scale = path.stem.partition("-")[0]
+            scores = collect_scores(read_comparable(ATLAS, scale))
+            chart = FINDINGS[path.stem.partition("-")[2]](tuple(scores))
+            command = f"lab profile MIXER --scale {scale}"
+            figure = add_title(chart.figure(), chart.title, command)
+            found[path] = close_up(figure) if share > HALF else narrow(figure)
     for run in {path.parent.name for path in wanted} - {ATLAS_FOLDER}:
         mine = {path: share for path, share in wanted.items() if path.parent.name == run}
         only = {path.stem.rpartition("-")[0] for path in mine}
         figures = draw_figures(examine(Subject.of(find_run(run)), sorted(only)))
         for path, share in mine.items():
-            found[path] = figures[path.stem] if share > 0.5 else narrow(figures[path.stem])
+            found[path] = figures[path.stem] if share > HALF else narrow(figures[path.stem])
     return found
+
+
+def close_up(figure: go.Figure) -> go.Figure:
+    """Take away the room below a heat map in which a phone turns the names of its columns."""
+    bottom = figure.layout.margin.b
+    if figure.layout.coloraxis.colorbar.nticks and bottom > FOOT:
+        figure.layout.annotations[-1].yshift += bottom - FOOT
+        figure.update_layout(margin_b=FOOT, height=figure.layout.height - (bottom - FOOT))
+    return figure
 
 
 def narrow(figure: go.Figure) -> go.Figure:
