@@ -101,8 +101,10 @@ def collect_scores(table: pl.DataFrame) -> list[AbilityScore]:
 
 
 def find_rate(table: pl.DataFrame, mixer: str) -> str:
-    """Return the name of a mixer's learning rate: the best on the longest validation rows of
-    recall, of those that the first seed tried; the lab's own while none has a result.
+    """Return the name of a mixer's learning rate: the best on validation rows of recall, of those
+    that the first seed tried; the lab's own while none has a result.
+
+    It is the mean over all row lengths that counts: of the longest, some mixers recall nothing.
     """
     tried = choose_rates(_list_tried(table, mixer), [])
     return str(tried[RATE][0]) if len(tried) else next(iter(RATES))
@@ -110,15 +112,14 @@ def find_rate(table: pl.DataFrame, mixer: str) -> str:
 
 def find_window(table: pl.DataFrame, mixer: str) -> tuple[str, ...]:
     """Return the learning rates whose validation accuracy is close to that of the best."""
-    tried = _list_tried(table, mixer).with_columns(pl.col("validation").fill_null(0.0))
+    tried = _list_tried(table, mixer).group_by(RATE).agg(pl.col("validation").fill_null(0.0).mean())
     close = tried.filter(pl.col("validation") >= pl.col("validation").max() - CLOSE)
     return tuple(rate for rate in RATES if rate in {*close[RATE]})
 
 
 def _list_tried(table: pl.DataFrame, mixer: str) -> pl.DataFrame:
-    """Return the rows that choose a mixer's learning rate, one for each."""
-    longest = max(ABILITIES[CHOOSER].lengths)
-    return table.filter(HAS_RESULT, mixer=mixer, ability=CHOOSER, seed=0, seq_len=longest)
+    """Return the rows that choose a mixer's learning rate, one for each and each row length."""
+    return table.filter(HAS_RESULT, mixer=mixer, ability=CHOOSER, seed=0)
 
 
 def _score(mixer: str, key: str, rows: pl.DataFrame) -> AbilityScore:
