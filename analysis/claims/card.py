@@ -154,6 +154,10 @@ class Card:
                     f"{100 * found.confidence:.3g} %, so that looking several times is "
                     "wrong no more often than looking once at 95 %."
                 )
+            if (tuning := claim.count_tuning_seeds(self.scale)) is not None:
+                certainty += (
+                    f" Seeds that tried all learning rates: {tuning}. The others ran at the best."
+                )
         ends = None
         if math.isfinite(found.high - found.low):
             ends = percents(found.low, found.high)

@@ -184,8 +184,11 @@ class Claim:
         sweeps = {scale: _read_table(content, scale) for scale in SCALES if scale in content}
         for scale, sweep in sweeps.items():
             _check_looks(sweep, scale)
-            for part in {LOOKS, TUNING} & {*sweep} if statistic.cost else ():
-                raise ValueError(f"{scale}.{part}: a claim about costs has one seed")
+            tuning = sweep.get(TUNING)
+            if tuning is not None and (type(tuning) is not int or tuning < 1):
+                raise ValueError(f"{scale}.{TUNING}={tuning!r}: must be a whole number ≥ 1")
+            if statistic.cost and (parts := [part for part in (LOOKS, TUNING) if part in sweep]):
+                raise ValueError(f"{scale}.{parts[0]}: a claim about costs has one seed")
         if not sweeps:
             raise ValueError(f"has no sweep: must have one of [{'], ['.join(SCALES)}]")
         return cls(
@@ -216,12 +219,8 @@ def _load_sweeps(content: Mapping[str, Any], file: Path) -> tuple[bytes, dict[st
 
 
 def _check_looks(sweep: Mapping[str, Any], scale: str) -> None:
-    """Check that the looks of a sweep are numbers of seeds that grow, of a sweep without seeds, and
-    that the seeds that try all learning rates are some.
-    """
-    tuning, looks = sweep.get(TUNING, 1), sweep.get(LOOKS)
-    if type(tuning) is not int or tuning < 1:
-        raise ValueError(f"{scale}.{TUNING}={tuning!r}: must be a whole number ≥ 1")
+    """Check that the looks of a sweep are numbers of seeds that grow, of a sweep without seeds."""
+    looks = sweep.get(LOOKS)
     if looks is None:
         return
     if "seeds" in sweep:

@@ -306,7 +306,7 @@ def decide(
 def find_rates(
     table: pl.DataFrame, statistic: Statistic, settings: Sequence[str]
 ) -> set[tuple[Any, ...]]:
-    """Return the best learning rate of each setting, behind the values of these factors."""
+    """Return, for each setting, the values of these factors and its best learning rate."""
     scored = score(select(table, statistic.at), statistic.measure)
     return {*choose_rates(scored, settings).select(*settings, RATE).rows()}
 

@@ -25,7 +25,7 @@ HIGH = 330
 """Height of a figure whose dots have names, px."""
 CLOSE_BYTES, CLOSE_PAIRS = 1.5, 1.15
 """Dots that differ by less than both factors share one label."""
-NAMES_A_LINE = 3
+NAMES_A_LINE, MOST_NAMES = 3, 11
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,9 @@ class RecallPerByte(Finding):
     reading = (
         "A dot is a mixer: across, the bytes that both layers keep of a row of the longest kind; "
         "up, the pairs at which half are recalled. The lowest place is also that of mixers which "
-        "do not recall half of so few; dots that nearly touch share one label, their names in the "
-        "order of their bytes. Bits of recall are those that tell the recalled half of the "
+        "do not recall half of so few, the highest that of mixers which recall half of more than "
+        "was tried. Dots that lie close together share one label, their names in the order of "
+        "their bytes. Bits of recall are those that tell the recalled half of the "
         "values from all others."
     )
 
@@ -226,12 +227,12 @@ class RecallPerByte(Finding):
         return curves([Curves(lines, y, height=HIGH)], x)
 
     def _place_labels(self) -> dict[str, tuple[str, Literal["left", "right"]]]:
-        """Return the names beside dots, by mixer: of dots that nearly touch one has the names of
-        all, the last one, or in the right half of the figure the first one, on its left.
+        """Return the names beside dots, by mixer: of dots that lie close together one has the names
+        of all, the last one, or in the right half of the figure the first one, on its left.
         """
         groups: list[list[AbilityScore]] = []
         for score in self.points:  # by bytes
-            near = (group for group in groups if _are_near(group[-1], score))
+            near = (group for group in groups if _are_near(group[0], score))
             group = next(near, None)
             if group is None:
                 groups.append([score])
@@ -242,10 +243,13 @@ class RecallPerByte(Finding):
         labels: dict[str, tuple[str, Literal["left", "right"]]] = {}
         for group in groups:
             names = [score.mixer for score in group]
-            lines = (names[i : i + NAMES_A_LINE] for i in range(0, len(names), NAMES_A_LINE))
+            left = (group[-1].state_bytes or 0) > middle
+            shown = (
+                names[:MOST_NAMES] + [f"{len(names) - MOST_NAMES} more"][: len(names) > MOST_NAMES]
+            )
+            lines = (shown[i : i + NAMES_A_LINE] for i in range(0, len(shown), NAMES_A_LINE))
             text = ",<br>".join(", ".join(line) for line in lines)
-            right = (group[0].state_bytes or 0) <= middle
-            labels[names[-1 if right else 0]] = (text, "right" if right else "left")
+            labels[names[0 if left else -1]] = (text, "left" if left else "right")
         return labels
 
 
@@ -260,7 +264,9 @@ def _list_sizes(scores: Sequence[AbilityScore]) -> dict[float, str]:
     sizes = [score.state_bytes or 1 for score in scores] or [2**16]
     first, last = (math.log(end(sizes), 4) for end in (min, max))
     powers = (4.0**i for i in range(math.floor(first), math.ceil(last) + 1))
-    return {n: f"{n / 2**20:g} MiB" if n >= 2**20 else f"{n / 2**10:g} KiB" for n in powers}
+    units = ((2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+    named = ((n, next((size, unit) for size, unit in units if n >= size)) for n in powers)
+    return {n: f"{n / size:g} {unit}" for n, (size, unit) in named}
 
 
 def _count_per_byte(score: AbilityScore) -> float:

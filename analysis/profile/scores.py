@@ -112,14 +112,19 @@ def find_rate(table: pl.DataFrame, mixer: str) -> str:
 
 def find_window(table: pl.DataFrame, mixer: str) -> tuple[str, ...]:
     """Return the learning rates whose validation accuracy is close to that of the best."""
-    tried = _list_tried(table, mixer).group_by(RATE).agg(pl.col("validation").fill_null(0.0).mean())
+    tried = _list_tried(table, mixer).group_by(RATE).agg(pl.mean("validation"))
     close = tried.filter(pl.col("validation") >= pl.col("validation").max() - CLOSE)
     return tuple(rate for rate in RATES if rate in {*close[RATE]})
 
 
 def _list_tried(table: pl.DataFrame, mixer: str) -> pl.DataFrame:
-    """Return the rows that choose a mixer's learning rate, one for each and each row length."""
-    return table.filter(HAS_RESULT, mixer=mixer, ability=CHOOSER, seed=0)
+    """Return the rows that choose a mixer's learning rate, one for each and each row length.
+
+    Where a run diverged or was not validated, nothing was right.
+    """
+    tried = table.filter(HAS_RESULT, mixer=mixer, ability=CHOOSER, seed=0)
+    right = pl.when(pl.col("status") != "diverged").then(pl.col("validation").fill_nan(None))
+    return tried.with_columns(validation=right.fill_null(0.0))
 
 
 def _score(mixer: str, key: str, rows: pl.DataFrame) -> AbilityScore:

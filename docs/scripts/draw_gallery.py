@@ -38,8 +38,6 @@ RUNS = (HOME / "runs" / "gallery", HOME / "runs")
 PICTURE = re.compile(r'images/([\w/-]+\.png)"?(?: width="(\d+)%")?')
 ATLAS_FOLDER = "atlas"
 FINDINGS = {"abilities": AbilityMap, "bytes": RecallPerByte}
-FOOT = 112
-"""Room below a heat map with level names of columns, px."""
 HALF = 0.5
 """Share of the page's width up to which a picture stands beside another."""
 NARROW = 420
@@ -104,7 +102,7 @@ def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
             chart = FINDINGS[path.stem.partition("-")[2]](tuple(scores))
             command = f"lab profile MIXER --scale {scale}"
             figure = add_title(chart.figure(), chart.title, command)
-            found[path] = close_up(figure) if share > HALF else narrow(figure)
+            found[path] = figure if share > HALF else narrow(figure)
     for run in {path.parent.name for path in wanted} - {ATLAS_FOLDER}:
         mine = {path: share for path, share in wanted.items() if path.parent.name == run}
         only = {path.stem.rpartition("-")[0] for path in mine}
@@ -112,15 +110,6 @@ def draw(wanted: dict[Path, float]) -> dict[Path, go.Figure]:
         for path, share in mine.items():
             found[path] = figures[path.stem] if share > HALF else narrow(figures[path.stem])
     return found
-
-
-def close_up(figure: go.Figure) -> go.Figure:
-    """Take away the room below a heat map in which a phone turns the names of its columns."""
-    bottom = figure.layout.margin.b
-    if figure.layout.coloraxis.colorbar.nticks and bottom > FOOT:
-        figure.layout.annotations[-1].yshift += bottom - FOOT
-        figure.update_layout(margin_b=FOOT, height=figure.layout.height - (bottom - FOOT))
-    return figure
 
 
 def narrow(figure: go.Figure) -> go.Figure:

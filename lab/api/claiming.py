@@ -175,18 +175,19 @@ def _look_until_decided(
         the verdict, the number of seeds behind it, and the sweep that was run last.
     """
     floor, last = measure_floor(stated.statistic, built), None
-    tuning, rates = stated.count_tuning_seeds(scale), None
+    tuning, rates = stated.count_tuning_seeds(scale), set[tuple[Any, ...]]()
     if tuning is not None:
-        tried = _leave_out(built, tuning, set())
+        tried = _leave_out(built, tuning, rates)
         table, results = run_sweep(tried, how, show(), on_note)
         verdict = decide(table, stated.statistic, tried.factors, floor, len(looks))
         if verdict.operational:
-            return verdict, tuning, results, tried
+            because = f"of the runs that choose learning rates, {verdict.because}"
+            return replace(verdict, because=because), tuning, results, tried
         rates = find_rates(table, stated.statistic, _list_settings(tried))
     for seeds in looks:
         if last is not None:
             built = build_sweep(stated, scale, seeds)
-        if tuning is not None and rates is not None:
+        if tuning is not None:
             built = _leave_out(built, tuning, rates)
         table, results = run_sweep(built, how, show(), on_note)
         verdict = decide(table, stated.statistic, built.factors, floor, len(looks))
@@ -260,8 +261,8 @@ def build_sweep(stated: Claim, scale: str, seeds: int | None = None) -> Sweep:
     if looks := stated.list_looks(scale):
         content["seeds"] = seeds or looks[0]
     built = parse(content, f"{stated.name}.{scale}", name).build()
-    if stated.count_tuning_seeds(scale) is not None and RATE not in built.factors:
-        raise ValueError(f"{scale}.{TUNING}: must be of a sweep with several values of {RATE}")
+    if (tuning := stated.count_tuning_seeds(scale)) is not None:
+        _check_tuning(built, tuning, f"{scale}.{TUNING}={tuning}")
     lengths = {length for cell in built.cells for length in cell.lengths}
     values = {n: {cell.factors[n] for cell in built.cells} for n in built.factors}
     for part in (stated.statistic.of, stated.statistic.than, stated.statistic.at):
@@ -273,6 +274,17 @@ def build_sweep(stated: Claim, scale: str, seeds: int | None = None) -> Sweep:
                     f"it has {', '.join(map(str, sorted(known, key=str))) or 'no such factor'}"
                 )
     return replace(built, question=stated.says, cells=tuple(_select(built.cells, stated)))
+
+
+def _check_tuning(sweep: Sweep, tuning_seeds: int, name: str) -> None:
+    """Check that a sweep has learning rates to choose among, and so many seeds."""
+    seeds, rates = ({cell.factors.get(key) for cell in sweep.cells} for key in ("seed", RATE))
+    if len(rates) < 2:
+        raise ValueError(f"{name}: must be of a sweep with several values of {RATE}")
+    if "seq_len" in sweep.factors:
+        raise ValueError(f"{name}: must be of a sweep without seq_len in its grid")
+    if tuning_seeds > len(seeds):
+        raise ValueError(f"{name}: must be ≤ {len(seeds)}, the seeds of the first verdict")
 
 
 def _select(cells: Sequence[Cell], stated: Claim) -> Iterator[Cell]:

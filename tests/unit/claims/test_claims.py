@@ -351,6 +351,23 @@ def test_only_tuning_seeds_try_all_learning_rates(tmp_path):
         assert seeds == {rate: [0, 1, 2] if rate == best else [0] for rate in (0.001, 0.1)}
     judged = json.loads(CliRunner().invoke(app, [*words, "--show"]).stdout)
     assert (judged["seeds"], judged["runs"]) == (3, 8)
+    assert "Seeds that tried all learning rates: 1." in (out / "claim.html").read_text()
+    shutil.rmtree(out / "learning_rate=0.1,d_model=8,seed=0")
+    (out / "table.parquet").unlink()
+    judged = json.loads(CliRunner().invoke(app, [*words, "--show"]).stdout)
+    assert judged["because"].startswith("of the runs that choose learning rates, not all runs have")
+    toml = file.read_text().replace("of = { d_model = 8 }", "of = { seed = 0 }")
+    for changes, said in (
+        ({"seeds = 1": "seeds = 4"}, "smoke.tuning_seeds=4: must be ≤ 3, the seeds of the first"),
+        ({"[0.001, 0.1]": "[0.1]"}, "must be of a sweep with several values of learning_rate"),
+        ({"seq_len = 8\n": "", "d_model = [8": "seq_len = [8"}, "without seq_len in its grid"),
+    ):
+        text = toml
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+        answer = CliRunner().invoke(app, words)
+        assert said in " ".join(answer.stderr.split())
 
 
 @pytest.mark.parametrize(

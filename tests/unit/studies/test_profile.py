@@ -18,6 +18,7 @@ from lab.files import RunError
 from lab.studies import profile
 from lab.studies.profile import ABILITIES, SCALES, Candidate, build_study
 from lab.sweeps.table import MEASURED, list_columns, read_table, save_table
+from tests.unit.analysis.cases.profile import per_byte
 
 FRAME = list_columns(build_study([Candidate.of("gdn")], "quick"))
 
@@ -84,6 +85,28 @@ def test_scores_are_means_over_seeds_at_the_chosen_rate():
     half = 4.303 * 0.2 / math.sqrt(3) / (1 - 1 / 32)  # Student's
     assert overwrite.interval == pytest.approx((above - half, 1.0), abs=1e-3)
     assert find_window(frame(*runs), "gdn") == ("half",)
+
+
+def test_the_learning_rate_is_the_best_on_average_over_row_lengths():
+    lab = planted("recall", 0.4, 0.4, 0.1, 0, 0, 0, 0.01)
+    double = planted("recall", 1, 0.5, 0.1, 0, 0, 0, 0, rate="double")
+    half = planted("recall", *[1] * 6, math.nan, rate="half")
+    assert find_rate(frame(lab, double), "gdn") == "double"
+    assert find_rate(frame(lab, double, planted("recall", rate="half")), "gdn") == "double"
+    assert find_rate(frame(lab, double, half), "gdn") == "half"
+    assert find_window(frame(lab, double, half), "gdn") == ("half",)
+
+
+def test_dots_that_lie_close_together_share_one_label():
+    def label(*sizes: int) -> dict:
+        return per_byte(*sizes)._place_labels()
+
+    assert label(1000) == {"m0": ("m0", "right")}
+    assert label(1000, 1100, 4000) == {"m1": ("m0, m1", "right"), "m2": ("m2", "left")}
+    chain = label(*(int(1000 * 1.4**i) for i in range(20)))
+    assert len(chain) == 10
+    (crowd,) = label(*[1000] * 200).values()
+    assert crowd[0].endswith("m10, 189 more")
 
 
 def test_a_run_that_diverged_has_learned_nothing_and_ends_are_said():
