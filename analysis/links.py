@@ -119,9 +119,8 @@ def _find_offsets(subject: Subject) -> Offsets:
         for i, b in enumerate(subject.model.list_blocks())
         if b.mixer is not None
     }
-    vectors = subject.batch.inputs.is_floating_point()  # of which none is the copy of another
-    if vectors or all(width == 1 for width in reach.values()):
-        return IN_PLACE
+    if subject.task.vectors or all(width == 1 for width in reach.values()):
+        return IN_PLACE  # of vectors, none is the copy of another
     seq_len = subject.batch.inputs.shape[1]
     size = count_rows(OFFSET_TOKENS, seq_len, fewest=8, most=OFFSET_ROWS)
     device = subject.batch.inputs.device

@@ -244,9 +244,9 @@ class RecallPerByte(Finding):
         for group in groups:
             names = [score.mixer for score in group]
             left = (group[-1].state_bytes or 0) > middle
-            shown = (
-                names[:MOST_NAMES] + [f"{len(names) - MOST_NAMES} more"][: len(names) > MOST_NAMES]
-            )
+            shown = names[:MOST_NAMES]
+            if len(names) > MOST_NAMES:
+                shown.append(f"{len(names) - MOST_NAMES} more")
             lines = (shown[i : i + NAMES_A_LINE] for i in range(0, len(shown), NAMES_A_LINE))
             text = ",<br>".join(", ".join(line) for line in lines)
             labels[names[0 if left else -1]] = (text, "left" if left else "right")
